@@ -1,0 +1,47 @@
+"""The words of the project: mesh axes, logical axes, batch keys, special ids.
+
+Every other module takes these names from here, so that a batch key or an axis is
+spelt in one place. Letters used in shapes: ``B`` pairs in the global batch, ``L``
+tokens, ``D`` model width, ``E`` embedding width, ``H`` heads, ``K`` head width, ``F``
+MLP width, ``V`` vocabulary, ``N`` negatives per pair, ``C`` candidates (``B * (1 + N)``),
+``R`` relative-position buckets.
+"""
+
+# Mesh axes. The batch lies over DATA and FSDP, parameters over FSDP and MODEL.
+DATA = "data"
+FSDP = "fsdp"
+MODEL = "model"
+MESH_AXES = (DATA, FSDP, MODEL)
+
+# Logical axes of parameters.
+VOCAB = "vocab"
+EMBED = "embed"
+MLP = "mlp"
+HEADS = "heads"
+RELPOS_BUCKETS = "relpos_buckets"
+AFFINITY = "affinity"
+LAYERS = "layers"
+
+# Logical axes of activations.
+ACT_BATCH = "act_batch"
+ACT_LENGTH = "act_length"
+ACT_EMBED = "act_embed"
+ACT_HEADS = "act_heads"
+ACT_MLP = "act_mlp"
+
+# Batch keys, with their shapes.
+LEFT_TOKENS = "left_tokens"  # int32 [B L]
+RIGHT_TOKENS = "right_tokens"  # int32 [B L]
+NEGATIVE_TOKENS = "negative_tokens"  # int32 [B N L]
+NEGATIVE_MASK = "negative_mask"  # bool [B N], False on padding
+ROW_MASK = "row_mask"  # bool [B], False on padding rows (evaluation only)
+SCORES = "scores"  # float32 [B], similarity judgements (evaluation only)
+
+# Features of a SeqIO task.
+INPUTS = "inputs"
+TARGETS = "targets"
+NEGATIVE_TARGETS = "negative_targets"
+
+# Ids fixed by every T5 vocabulary.
+PAD_ID = 0
+EOS_ID = 1
