@@ -1,0 +1,58 @@
+"""Installs `sentence_t5`.
+
+The tasks and the gin files live at the top of the checkout, where people look for
+them, and travel inside the package: `tasks/` is imported as `sentence_t5.tasks`, and
+`gin/` is found beside the package's modules. Neither becomes a top-level package of
+its own. `gin/` must never hold an `__init__.py`: with one, `import gin` at the root
+of the checkout would find this folder instead of gin-config.
+"""
+
+import setuptools
+
+TASKS = "sentence_t5.tasks"
+GIN = "sentence_t5.gin"
+
+setuptools.setup(
+    name="sentence-t5",
+    version="0.1.0",
+    description="Train T5 sentence encoders in JAX, from a laptop to a TPU pod",
+    license="Apache-2.0",
+    license_files=["LICENSE"],
+    python_requires=">=3.11",
+    packages=[
+        *setuptools.find_packages(include=["sentence_t5", "sentence_t5.*"]),
+        TASKS,
+        *(f"{TASKS}.{name}" for name in setuptools.find_packages("tasks")),
+        GIN,
+    ],
+    package_dir={"sentence_t5": "sentence_t5", TASKS: "tasks", GIN: "gin"},
+    package_data={
+        "": ["*.model", "data/*.model"],
+        GIN: ["*.gin", "*/*.gin"],
+    },
+    include_package_data=False,
+    install_requires=[
+        "clu>=0.0.12",
+        "flax>=0.12.0",
+        "gin-config>=0.5.0",
+        "grain>=0.2.12",
+        # tensorflow-datasets imports it without asking for it.
+        "importlib_resources>=6.0",
+        "jax>=0.9.0",
+        "jaxtyping>=0.3.0",
+        "numpy>=2.0",
+        "optax>=0.2.6",
+        "orbax-checkpoint>=0.11.30",
+        "scipy>=1.13",
+        "sentencepiece>=0.2.0",
+        "seqio>=0.0.20",
+        "tensorflow-datasets>=4.9.9",
+        "tqdm>=4.66",
+    ],
+    extras_require={
+        "tpu": ["jax[tpu]>=0.9.0"],
+        "test": ["pytest>=8.0"],
+        "dev": ["pytest>=8.0", "ruff>=0.14", "build>=1.2"],
+    },
+    entry_points={"console_scripts": ["sentence-t5 = sentence_t5.cli:main"]},
+)

@@ -1,0 +1,1 @@
+"""SeqIO tasks, one module for each source of text pairs."""
