@@ -1,0 +1,176 @@
+"""SentenceEncoder: tokens → T5 → pool → project → L2 norm → one unit vector per text.
+
+    tokens [B L] ─► T5 encoder ─► hidden [B L D] ─► pooling ─► pooled [B D]
+                          └─► decoder, one start symbol ─┘        └─► @ W [D E] ─► unit
+
+The three embeddings of the Sentence-T5 paper are poolings here: ``first``, ``mean`` and
+``decoder_first``. Both sides of a pair go through the same parameters.
+
+Source: Ni et al. 2021 (arXiv 2108.08877); projection and norm as in T5X Retrieval.
+"""
+
+import dataclasses
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from sentence_t5 import names, pooling
+from sentence_t5.t5 import config as t5_config
+from sentence_t5.t5 import layers, stack
+
+POOLINGS = ("mean", "first", "max", "attention", "decoder_first")
+# Vectors shorter than this are left as they are by the norm.
+_SMALLEST_NORM = 1e-12
+
+_projection_init = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
+
+
+@dataclasses.dataclass(frozen=True)
+class EncoderConfig:
+    """What turns tokens into an embedding.
+
+    Attributes:
+        t5: the T5 underneath.
+        pooling: one of ``POOLINGS``. ``decoder_first`` is the encoder-decoder embedding:
+            the decoder's output for one start symbol.
+        projection_dim: width ``E`` of the embedding; None leaves the pooled vector as it
+            is (raw T5), so that ``E = D``.
+        normalize: scale embeddings to unit length.
+    """
+
+    t5: t5_config.T5Config = dataclasses.field(default_factory=t5_config.T5Config)
+    pooling: str = "mean"
+    projection_dim: int | None = 768
+    normalize: bool = True
+
+    def __post_init__(self):
+        """Checks the fields against each other.
+
+        Raises:
+            ValueError: an unknown pooling, a projection without width, or
+                ``decoder_first`` without decoder layers.
+        """
+        if self.pooling not in POOLINGS:
+            raise ValueError(
+                f"EncoderConfig.pooling: got {self.pooling!r}, expected one of "
+                f"{', '.join(POOLINGS)}."
+            )
+        if self.projection_dim is not None and self.projection_dim < 1:
+            raise ValueError(
+                f"EncoderConfig.projection_dim: got {self.projection_dim}, expected a "
+                "positive width, or None for no projection."
+            )
+        if self.has_decoder and self.t5.num_decoder_layers < 1:
+            raise ValueError(
+                "EncoderConfig.pooling is 'decoder_first' but T5Config."
+                f"num_decoder_layers is {self.t5.num_decoder_layers}: set it to the "
+                "number of decoder layers, or choose an encoder pooling."
+            )
+
+    @property
+    def has_decoder(self) -> bool:
+        """Whether the embedding comes from the decoder."""
+        return self.pooling == "decoder_first"
+
+    @property
+    def embedding_dim(self) -> int:
+        """Width ``E`` of the embedding."""
+        return self.projection_dim or self.t5.d_model
+
+    def num_params(self) -> int:
+        """Counts all parameters."""
+        total = self.t5.num_params(with_decoder=self.has_decoder)
+        if self.pooling == "attention":
+            total += self.t5.d_model
+        if self.projection_dim is not None:
+            total += self.t5.d_model * self.projection_dim
+        return total
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the fields as JSON-able values."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> "EncoderConfig":
+        """Builds a config from what ``to_dict`` returned."""
+        return cls(**{**fields, "t5": t5_config.T5Config(**fields["t5"])})
+
+
+class SentenceEncoder(nn.Module):
+    """Embeds token rows; ``apply({'params': p}, tokens)`` gives float32 [B E]."""
+
+    config: EncoderConfig
+
+    @nn.compact
+    def __call__(
+        self, tokens: Int[Array, "B L"], deterministic: bool = True
+    ) -> Float[Array, "B E"]:
+        """Embeds each row of tokens.
+
+        Args:
+            tokens: ids, padded with 0 on the right. Padding is never attended to and
+                never pooled.
+            deterministic: True switches dropout off; False needs a ``dropout`` rng.
+
+        Returns:
+            One float32 vector per row, of unit length if ``config.normalize``.
+        """
+        cfg = self.config
+        mask = (tokens != names.PAD_ID)[:, None, :]
+        embedder = layers.TokenEmbedder(cfg.t5, name="token_embedder")
+        hidden = stack.EncoderStack(cfg.t5, name="encoder")(
+            embedder(tokens), mask, deterministic
+        )
+        if cfg.has_decoder:
+            start = embedder(jnp.full_like(tokens[:, :1], names.PAD_ID))
+            pooled = stack.DecoderStack(cfg.t5, name="decoder")(
+                start, hidden, mask, deterministic
+            )
+        elif cfg.pooling == "attention":
+            pooled = pooling.AttentionPooling(name="attention_pooling")(hidden, mask)
+        else:
+            pooled = _POOLING_FNS[cfg.pooling](hidden, mask)
+        embeddings = pooled[:, 0].astype(jnp.float32)
+        if cfg.projection_dim is not None:
+            embeddings = Projection(cfg.projection_dim, name="projection")(embeddings)
+        return l2_normalize(embeddings) if cfg.normalize else embeddings
+
+
+_POOLING_FNS = {
+    "mean": pooling.mean,
+    "first": pooling.first,
+    "max": pooling.max_over_tokens,
+}
+
+
+class Projection(nn.Module):
+    """The bottleneck to the embedding's width: float32, no bias."""
+
+    features: int
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "B D"]) -> Float[Array, "B E"]:
+        """Projects."""
+        kernel = self.param(
+            "kernel",
+            # The embedding's axis stays whole: every device needs whole vectors.
+            nn.with_logical_partitioning(_projection_init, (names.EMBED, None)),
+            (x.shape[-1], self.features),
+            jnp.float32,
+        )
+        # On TPU a default float32 product is one bfloat16 pass.
+        return jnp.dot(x, kernel, precision="highest")
+
+
+def l2_normalize(x: Float[Array, "*lead E"]) -> Float[Array, "*lead E"]:
+    """Scales vectors to unit length; the zero vector stays zero, gradient finite.
+
+    ``x / max(norm, eps)`` would not do: the square root's gradient at zero is infinite
+    and reaches the input as NaN even where its value isn't used.
+    """
+    square = jnp.sum(jnp.square(x), axis=-1, keepdims=True)
+    long_enough = square > _SMALLEST_NORM**2
+    return x * jax.lax.rsqrt(jnp.where(long_enough, square, 1.0))
