@@ -1,0 +1,148 @@
+"""Descriptions: what the weights in a model_dir mean, written beside them.
+
+    encoder.json    {"format_version", "encoder", "vocabulary", "max_length"}
+    spiece.model    the vocabulary, whose hash encoder.json holds
+
+With these, a folder of checkpoints needs nothing else to be used.
+"""
+
+import dataclasses
+import json
+import os
+
+import jax
+from etils import epath
+
+from sentence_t5 import checkpoint_files
+from sentence_t5 import encoder as encoder_lib
+from sentence_t5 import tokenizer as tokenizer_lib
+
+DESCRIPTION_FILE = "encoder.json"
+VOCABULARY_FILE = "spiece.model"
+_FORMAT_VERSION = 1
+# What may differ when a run goes on: how it computes, not what it computes.
+_FREE_T5_FIELDS = ("dtype", "dropout_rate", "remat")
+
+
+@dataclasses.dataclass(frozen=True)
+class Description:
+    """What the weights in a model_dir mean.
+
+    Attributes:
+        encoder: the model's config.
+        tokenizer: its vocabulary.
+        max_length: tokens a text was trimmed to in training, EOS included.
+        model_dir: where this was read.
+    """
+
+    encoder: encoder_lib.EncoderConfig
+    tokenizer: tokenizer_lib.Tokenizer
+    max_length: int
+    model_dir: epath.Path
+
+
+def write_description(
+    model_dir: str | os.PathLike,
+    encoder_config: encoder_lib.EncoderConfig,
+    tokenizer: tokenizer_lib.Tokenizer,
+    max_length: int,
+) -> None:
+    """Writes ``encoder.json`` and the vocabulary beside the checkpoints.
+
+    Raises:
+        ValueError: the folder holds checkpoints of another encoder or vocabulary, or
+            the embedding table is smaller than the vocabulary.
+    """
+    directory = checkpoint_files.absolute(model_dir)
+    content = {
+        "format_version": _FORMAT_VERSION,
+        "encoder": encoder_config.to_dict(),
+        "vocabulary": {"file": VOCABULARY_FILE, **tokenizer.describe()},
+        "max_length": max_length,
+    }
+    _check_table(encoder_config, tokenizer)
+    content = json.loads(json.dumps(content))
+    path = directory / DESCRIPTION_FILE
+    if path.exists() and checkpoint_files.list_steps(
+        directory / checkpoint_files.CHECKPOINTS_DIR
+    ):
+        _check_same_encoder(path, json.loads(path.read_text()), content)
+    if jax.process_index() == 0:
+        directory.mkdir(parents=True, exist_ok=True)
+        _write(directory / VOCABULARY_FILE, tokenizer.model_bytes)
+        _write(path, (json.dumps(content, indent=2) + "\n").encode())
+
+
+def read_description(path: str | os.PathLike) -> Description:
+    """Reads ``encoder.json`` and the vocabulary it names.
+
+    Args:
+        path: a model_dir, or a checkpoint in it.
+
+    Raises:
+        FileNotFoundError: no ``encoder.json`` there or above, or no vocabulary.
+        ValueError: of another format, or the vocabulary is not the one trained with.
+    """
+    model_dir = checkpoint_files.find_model_dir(path, DESCRIPTION_FILE)
+    content = json.loads((model_dir / DESCRIPTION_FILE).read_text())
+    version = content.get("format_version")
+    if version != _FORMAT_VERSION:
+        raise ValueError(
+            f"{model_dir / DESCRIPTION_FILE} has format_version {version}, this "
+            f"release reads {_FORMAT_VERSION}."
+        )
+    vocabulary = content["vocabulary"]
+    tokenizer = tokenizer_lib.Tokenizer(
+        model_dir / vocabulary["file"], vocabulary["extra_ids"]
+    )
+    if tokenizer.sha256 != vocabulary["sha256"]:
+        raise ValueError(
+            f"{model_dir / vocabulary['file']} is not the vocabulary this model was "
+            f"trained with: its sha256 is {tokenizer.sha256}, {DESCRIPTION_FILE} says "
+            f"{vocabulary['sha256']}."
+        )
+    encoder_config = encoder_lib.EncoderConfig.from_dict(content["encoder"])
+    _check_table(encoder_config, tokenizer)
+    return Description(encoder_config, tokenizer, content["max_length"], model_dir)
+
+
+def _check_table(
+    encoder_config: encoder_lib.EncoderConfig, tokenizer: tokenizer_lib.Tokenizer
+) -> None:
+    if encoder_config.t5.vocab_size < tokenizer.vocab_size:
+        raise ValueError(
+            f"T5Config.vocab_size is {encoder_config.t5.vocab_size}, but the "
+            f"vocabulary has ids up to {tokenizer.vocab_size - 1}: "
+            f"{tokenizer.vocab_size} pieces, {tokenizer.extra_ids} of them sentinels. "
+            "T5's table has 32128 rows."
+        )
+
+
+def _check_same_encoder(path: epath.Path, old: dict, new: dict) -> None:
+    """Refuses to go on with weights that meant something else."""
+
+    def identity(content):
+        encoder = dict(content["encoder"])
+        t5 = {k: v for k, v in encoder.pop("t5").items() if k not in _FREE_T5_FIELDS}
+        vocabulary = {k: content["vocabulary"][k] for k in ("sha256", "extra_ids")}
+        return {**encoder, **t5, **vocabulary}
+
+    before, after = identity(old), identity(new)
+    different = [
+        f"{name} was {before.get(name)!r}, now {after.get(name)!r}"
+        for name in {**before, **after}
+        if before.get(name) != after.get(name)
+    ]
+    if different:
+        raise ValueError(
+            f"The checkpoints beside {path} are of another encoder: "
+            f"{'; '.join(different)}. Use another model_dir, or the config they were "
+            "made with."
+        )
+
+
+def _write(path: epath.Path, content: bytes) -> None:
+    """Writes a file in one go, so that readers never see half of it."""
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_bytes(content)
+    temporary.replace(path)
