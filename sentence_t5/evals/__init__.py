@@ -1,0 +1,1 @@
+"""Evaluations: metric maths and readers of evaluation sets, without models."""
