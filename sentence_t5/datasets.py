@@ -1,0 +1,354 @@
+"""From a dataset's config to batches: what to read, and every check before training.
+
+    DatasetConfig ─► load_examples ─► make_batches ─► .batch(step) ─► prefetch
+                         (token_cache)    (batching)
+
+A SeqIO task or mixture defines the examples; their order does not come from SeqIO. A
+mistake that would fail late or, worse, quietly train on the wrong thing fails here.
+"""
+
+import dataclasses
+import importlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import seqio
+from absl import logging
+
+from sentence_t5 import batching, names, token_cache
+from sentence_t5.token_cache import TokenizedExamples
+
+_FEATURES = (names.INPUTS, names.TARGETS, names.NEGATIVE_TARGETS)
+
+
+@dataclasses.dataclass(frozen=True)
+class DatasetConfig:
+    """What to read and how to batch it; the names are T5X's.
+
+    Attributes:
+      mixture_or_task_name: a SeqIO task or mixture, or the name of a registered one.
+      task_feature_lengths: tokens per text, EOS included, for `inputs`, `targets` and
+        optionally `negative_targets` (by default as long as targets).
+      split: a split of the task.
+      batch_size: pairs in the global batch, over all hosts.
+      shuffle: whether each epoch has an order of its own.
+      seed: chooses the orders, and the negatives of rows that have more than enough.
+      num_negatives: hard negatives per pair, N; 0 leaves them out.
+      module: imported first, so that it can register tasks.
+      cache_dir: where token ids are kept; see `token_cache`.
+    """
+
+    mixture_or_task_name: str | seqio.Task | seqio.Mixture
+    task_feature_lengths: Mapping[str, int]
+    split: str = "train"
+    batch_size: int = 512
+    shuffle: bool = True
+    seed: int = 0
+    num_negatives: int = 0
+    module: str | None = None
+    cache_dir: str | None = None
+
+    def __post_init__(self):
+        lengths = self.task_feature_lengths
+        missing = [key for key in _FEATURES[:2] if key not in lengths]
+        unknown = [key for key in lengths if key not in _FEATURES]
+        if missing or unknown:
+            raise ValueError(
+                f"task_feature_lengths must have {_FEATURES[:2]} and may have "
+                f"{_FEATURES[2]!r}; got {dict(lengths)}."
+            )
+        for key, length in lengths.items():
+            _check_integer(f"task_feature_lengths[{key!r}]", length, minimum=2)
+        _check_integer("batch_size", self.batch_size, minimum=1)
+        _check_integer("num_negatives", self.num_negatives, minimum=0)
+        _check_integer("seed", self.seed, minimum=0)
+
+    def lengths(self) -> dict[str, int]:
+        """Returns the tokens per text of each feature, negatives included."""
+        lengths = dict(self.task_feature_lengths)
+        lengths.setdefault(names.NEGATIVE_TARGETS, lengths[names.TARGETS])
+        return lengths
+
+    def tasks(self) -> list[tuple[seqio.Task, float]]:
+        """Returns the task with rate 1, or the mixture's tasks with their rates."""
+        if self.module:
+            importlib.import_module(self.module)
+        found = self.mixture_or_task_name
+        if isinstance(found, str):
+            found = seqio.get_mixture_or_task(found)
+        if isinstance(found, seqio.Mixture):
+            return [(task, found.get_rate(task)) for task in found.tasks]
+        if isinstance(found, seqio.Task):
+            return [(found, 1.0)]
+        raise TypeError(
+            "mixture_or_task_name must be a SeqIO task or mixture or the name of one, "
+            f"got {type(found).__name__}. In gin, call it: `@files.task()`."
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class MixedExamples:
+    """The examples of several tasks, with the rates at which to mix them.
+
+    Attributes:
+      parts: each task's examples and rate; the rates sum to 1.
+    """
+
+    parts: tuple[tuple[TokenizedExamples, float], ...]
+
+    def __len__(self) -> int:
+        return sum(len(examples) for examples, _ in self.parts)
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes with any example and any rate."""
+        return " ".join(f"{part.fingerprint}@{rate:.6g}" for part, rate in self.parts)
+
+    def row(self, index: int) -> Mapping[str, Any]:
+        """Returns one example; the tasks' rows are numbered end to end."""
+        for examples, _ in self.parts:
+            if index < len(examples):
+                return examples.row(index)
+            index -= len(examples)
+        raise IndexError(f"No such row in a mixture of {len(self)} rows.")
+
+
+Examples = TokenizedExamples | MixedExamples
+
+
+def load_examples(cfg: DatasetConfig) -> Examples:
+    """Tokenizes the task or mixture, or finds it tokenized, and checks its features.
+
+    Args:
+      cfg: what to read.
+
+    Returns:
+      The examples, with `len()`, `.row(i)` and `.fingerprint`.
+
+    Raises:
+      ValueError: a split or feature is missing (the task is named), negatives are asked
+        for and there are none, or a row is bad (file and line are named).
+    """
+    tasks = cfg.tasks()
+    for task, _ in tasks:
+        _check_features(cfg, task)
+    parts = [
+        (token_cache.load(task, cfg.split, cfg.cache_dir), rate) for task, rate in tasks
+    ]
+    for examples, _ in parts:
+        _check_negatives(cfg, examples)
+    if len(parts) == 1:
+        return parts[0][0]
+    total = sum(rate for _, rate in parts)
+    return MixedExamples(tuple((examples, rate / total) for examples, rate in parts))
+
+
+def make_batches(
+    cfg: DatasetConfig,
+    examples: Examples,
+    *,
+    process_index: int = 0,
+    process_count: int = 1,
+) -> batching.TrainBatches:
+    """Makes the training batches of one host.
+
+    Args:
+      cfg: lengths, batch size, seed and negatives.
+      examples: from `load_examples(cfg)`.
+      process_index: which host this is.
+      process_count: how many hosts share the global batch.
+
+    Returns:
+      An object whose `.batch(step)` gives the arrays and row ids of this host.
+
+    Raises:
+      ValueError: there are fewer rows than a batch holds, or the hosts cannot share it.
+    """
+    _check_process_count(cfg, process_count)
+    parts = _mixture_parts(examples)
+    first_id = 0
+    placed = []
+    shares = batching_shares([rate for _, rate in parts], cfg.batch_size)
+    for (part, rate), share in zip(parts, shares, strict=True):
+        if share == 0:
+            raise ValueError(
+                f"Task {part.task_name!r} has rate {rate:.3g}: less than one row of a "
+                f"batch of {cfg.batch_size}. Raise batch_size or the rate."
+            )
+        if len(part) < share:
+            of = "" if len(parts) == 1 else f" ({share} of it from this task)"
+            raise ValueError(
+                f"Dataset {part.task_name!r} ({part.split}) has {len(part)} examples, "
+                f"the global batch is {cfg.batch_size}{of}: a batch would hold a row "
+                "twice. Use a smaller batch_size or more data."
+            )
+        placed.append(batching.Part(part, share, first_id))
+        first_id += len(part)
+    return batching.TrainBatches(
+        placed,
+        cfg.lengths(),
+        seed=cfg.seed,
+        shuffle=cfg.shuffle,
+        num_negatives=cfg.num_negatives,
+        process_index=process_index,
+        process_count=process_count,
+    )
+
+
+def batching_shares(rates: list[float], batch_size: int) -> list[int]:
+    """Splits a batch by rates: the largest remainders get the rows left over."""
+    total = sum(rates)
+    exact = [rate / total * batch_size for rate in rates]
+    shares = [int(value) for value in exact]
+    order = sorted(range(len(rates)), key=lambda i: (shares[i] - exact[i], i))
+    for index in order[: batch_size - sum(shares)]:
+        shares[index] += 1
+    return shares
+
+
+def eval_batches(
+    cfg: DatasetConfig,
+    examples: Examples,
+    *,
+    process_index: int = 0,
+    process_count: int = 1,
+) -> Iterator[batching.Batch]:
+    """Yields every example once, in order, in batches of one shape.
+
+    Args:
+      cfg: lengths and global batch size.
+      examples: from `load_examples(cfg)`.
+      process_index: which host this is.
+      process_count: how many hosts share the global batch.
+
+    Yields:
+      left and right tokens int32 [b L], row_mask bool [b] (False on the padding rows of
+      the last batch), and scores float32 [b] where the task has them. All hosts get the
+      same number of batches.
+    """
+    _check_process_count(cfg, process_count)
+    if isinstance(examples, MixedExamples):
+        raise ValueError(
+            "A mixture cannot be evaluated as one set: evaluate its tasks one by one."
+        )
+    return batching.eval_batches(
+        examples,
+        cfg.lengths(),
+        batch_size=cfg.batch_size,
+        process_index=process_index,
+        process_count=process_count,
+    )
+
+
+def prefetch(
+    batches: batching.TrainBatches,
+    start_step: int,
+    put: Callable[[batching.Batch], Any],
+    depth: int = 2,
+) -> batching.Prefetcher:
+    """Builds batches ahead of the training loop, in a thread.
+
+    Args:
+      batches: from `make_batches`.
+      start_step: the first step wanted; nothing before it is built.
+      put: takes a host's batch to its devices.
+      depth: how many batches to keep ready.
+
+    Returns:
+      An iterator of (step, what `put` returned, row ids int64 [b]); close it when done.
+    """
+    return batching.Prefetcher(batches, start_step, put, depth)
+
+
+def check_token_ids(examples: Examples, vocab_size: int) -> None:
+    """Checks that an embedding table has a row for every id of the vocabulary.
+
+    JAX clamps an index beyond an array's end without a word, so that too small a table
+    would train on wrong rows.
+
+    Args:
+      examples: from `load_examples`.
+      vocab_size: rows of the table.
+
+    Raises:
+      ValueError: the vocabulary, sentinels included, has more ids than the table rows.
+    """
+    for part, _ in _mixture_parts(examples):
+        needed = max(part.vocabulary_size, part.max_id + 1)
+        if vocab_size < needed:
+            raise ValueError(
+                f"The vocabulary of task {part.task_name!r} has {needed} ids (the "
+                f"largest in its texts is {part.max_id}), but the embedding table has "
+                f"vocab_size={vocab_size} rows. Set T5Config.vocab_size to at least "
+                f"{needed}; for T5's own vocabulary of 32000 pieces and 100 sentinels "
+                "it is 32128."
+            )
+
+
+def _mixture_parts(examples: Examples) -> tuple[tuple[TokenizedExamples, float], ...]:
+    if isinstance(examples, MixedExamples):
+        return examples.parts
+    return ((examples, 1.0),)
+
+
+def _check_features(cfg: DatasetConfig, task: seqio.Task) -> None:
+    """Checks a task's split and features before anything is read."""
+    if cfg.split not in task.splits:
+        raise ValueError(
+            f"Task {task.name!r} has no split {cfg.split!r}; it has "
+            f"{sorted(task.splits)}."
+        )
+    wanted = [*_FEATURES[:2], *(_FEATURES[2:] if cfg.num_negatives else [])]
+    for feature in wanted:
+        if feature in task.output_features:
+            continue
+        hint = ""
+        if feature == names.NEGATIVE_TARGETS:
+            hint = (
+                f" DatasetConfig.num_negatives={cfg.num_negatives} needs it: name the "
+                "column that holds negatives in the task, or set num_negatives to 0."
+            )
+        raise ValueError(
+            f"Task {task.name!r} has no feature {feature!r}; it has "
+            f"{sorted(task.output_features)}.{hint}"
+        )
+
+
+def _check_negatives(cfg: DatasetConfig, examples: TokenizedExamples) -> None:
+    """Compares the negatives that are there with those that are asked for."""
+    if examples.negative_rows is None:
+        return
+    total = int(examples.negative_rows[-1])
+    if cfg.num_negatives and not total:
+        raise ValueError(
+            f"DatasetConfig.num_negatives={cfg.num_negatives}, but no row of task "
+            f"{examples.task_name!r} has any {names.NEGATIVE_TARGETS!r}. Set "
+            "num_negatives to 0 or name another column."
+        )
+    if not cfg.num_negatives and total:
+        logging.warning(
+            "Task %r has %d hard negatives that are NOT USED, because "
+            "DatasetConfig.num_negatives is 0. Set it to use them.",
+            examples.task_name,
+            total,
+        )
+
+
+def _check_process_count(cfg: DatasetConfig, process_count: int) -> None:
+    """Checks that the hosts can share the global batch evenly."""
+    below = cfg.batch_size // process_count * process_count
+    if below == cfg.batch_size:
+        return
+    nearest = [size for size in (below, below + process_count) if size > 0]
+    raise ValueError(
+        f"The global batch_size {cfg.batch_size} cannot be shared by {process_count} "
+        f"hosts evenly; the nearest sizes that can are {nearest}."
+    )
+
+
+def _check_integer(name: str, value: Any, minimum: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise TypeError(f"{name} must be an integer, got {value!r}.")
+    if value < minimum:
+        raise ValueError(f"{name} must be at least {minimum}, got {value}.")

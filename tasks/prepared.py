@@ -1,0 +1,56 @@
+"""Opens TFDS data sets that are already on disk, and says how to put them there.
+
+TFDS retries the network for minutes when a set is not prepared; nothing here downloads.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import tensorflow_datasets as tfds
+
+from sentence_t5.tasks import text_pairs
+
+
+def builder(name: str, data_dir: str | None = None) -> tfds.core.DatasetBuilder:
+    """Opens a prepared data set.
+
+    Args:
+      name: with its version, such as `snli:1.1.0`.
+      data_dir: where TFDS keeps its data sets; its own default by default.
+
+    Returns:
+      The builder, ready to read.
+
+    Raises:
+      FileNotFoundError: the set is not prepared.
+    """
+    found = tfds.builder(name, data_dir=data_dir)
+    if found.is_prepared():
+        return found
+    where = "" if data_dir is None else f", data_dir={data_dir!r}"
+    raise FileNotFoundError(
+        f"The data set {name!r} is not prepared in {found.data_path}. Prepare it once "
+        f'(this downloads it):\n  python -c "import tensorflow_datasets as tfds; '
+        f"tfds.builder('{name}'{where}).download_and_prepare()\"\n"
+        "or set the task's data_dir to where it is."
+    )
+
+
+def rows(source: tfds.core.DatasetBuilder, split: str) -> Iterator[Mapping[str, Any]]:
+    """Yields the rows of a split as numpy, always in the same order."""
+    yield from tfds.as_numpy(source.as_dataset(split=split, shuffle_files=False))
+
+
+def identity(
+    sources: Sequence[tfds.core.DatasetBuilder], *code: str
+) -> Mapping[str, Any]:
+    """Describes data sets, and the files of code that read them, for a `RowSource`."""
+    return {
+        "tfds": [source.info.full_name for source in sources],
+        "sizes": [
+            {name: split.num_examples for name, split in source.info.splits.items()}
+            for source in sources
+        ],
+        "folders": [str(source.data_path) for source in sources],
+        "code": text_pairs.source_sha256(*code),
+    }
