@@ -1,0 +1,61 @@
+"""``sentence-t5 <verb> ...`` runs ``python -m sentence_t5.<verb> ...``.
+
+A verb is a module with ``main(argv)``. None is imported before it is asked for, so that
+``--help`` answers at once.
+"""
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+# Verb -> what it does, one line. The module has the verb's name.
+VERBS = {
+    "train": "train a sentence encoder as gin files say",
+    "evaluate": "score a trained model on STS files",
+    "encode": "turn a file of texts, one a line, into vectors",
+    "config": "check gin files and flags, print each value and its origin",
+}
+_USAGE_ERROR = 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a verb.
+
+    Args:
+        argv: the verb and its arguments; the process's by default.
+
+    Returns:
+        The exit code: the verb's own, or 2 for an unknown verb.
+    """
+    argv = list(sys.argv[1:] if argv is None else argv)
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        print(_usage())
+        return 0 if argv else _USAGE_ERROR
+    if argv[0] == "--version":
+        from sentence_t5 import __version__
+
+        print(__version__)
+        return 0
+    verb, *rest = argv
+    if verb not in VERBS:
+        print(f"sentence-t5: there is no verb {verb}.{_nearest(verb)}", file=sys.stderr)
+        print(_usage(), file=sys.stderr)
+        return _USAGE_ERROR
+    return importlib.import_module(f"sentence_t5.{verb}").main(rest) or 0
+
+
+def _usage() -> str:
+    lines = ["usage: sentence-t5 <verb> [flags]; sentence-t5 <verb> --help", ""]
+    width = max(map(len, VERBS))
+    return "\n".join(lines + [f"  {v:{width}}  {text}" for v, text in VERBS.items()])
+
+
+def _nearest(verb: str) -> str:
+    import difflib
+
+    close = difflib.get_close_matches(verb, VERBS, n=1)
+    return f" Did you mean {close[0]}?" if close else ""
+
+
+if __name__ == "__main__":
+    sys.exit(main())
