@@ -1,0 +1,259 @@
+"""Opens a checkpoint of any format, and makes an encoder that fits it.
+
+path, hub id ─► which format? ─► Source ─┬─► restore: into a model that is there
+                                         └─► load_encoder: config, weights, vocabulary
+"""
+
+import dataclasses
+import logging
+import os
+import pathlib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from sentence_t5 import checkpoint_files, descriptions
+from sentence_t5 import encoder as encoder_lib
+from sentence_t5.pretrained import (
+    huggingface,
+    matching,
+    orbax_files,
+    remote,
+    st_folder,
+    t5x,
+)
+from sentence_t5.pretrained import source as source_lib
+
+PyTree = Any
+_logger = logging.getLogger(__name__)
+
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+# What a hub repository may hold that is read here; other frameworks' weights are large.
+_HUB_FILES = ("*.json", "*.safetensors", "*.model")
+
+
+@dataclasses.dataclass(frozen=True)
+class PretrainedEncoder:
+    """A checkpoint as one of our encoders.
+
+    Attributes:
+        config: the encoder.
+        params: nested dict of float32 arrays.
+        vocabulary: None if the checkpoint has none.
+        max_length: tokens that texts are trimmed to; None where nothing says it.
+        prompts: texts to put before an input, by name.
+        default_prompt: name of the prompt used when none is asked for.
+        include_prompt: False if a prompt's tokens are kept out of the pooling.
+        report: what became of every name.
+    """
+
+    config: encoder_lib.EncoderConfig
+    params: PyTree
+    vocabulary: source_lib.Vocabulary | None
+    max_length: int | None
+    prompts: Mapping[str, str]
+    default_prompt: str | None
+    include_prompt: bool
+    report: matching.Report
+
+
+def open_checkpoint(
+    path: str | os.PathLike, step: int | None = None
+) -> source_lib.Source:
+    """Opens a checkpoint; its format is found by looking.
+
+    Args:
+        path: a folder or file of ours, of Hugging Face, of sentence-transformers or of
+            T5X; a ``gs://`` folder of T5X; or a model's id on the Hugging Face hub.
+        step: the step, where a folder of ours holds several; the newest by default.
+
+    Raises:
+        FileNotFoundError: nothing there, or it can't be reached.
+        ValueError: no format that is read here.
+    """
+    if remote.is_remote(path):
+        return t5x.open_checkpoint(path)
+    local = pathlib.Path(path).expanduser()
+    if not local.exists() and _HUB_ID.fullmatch(str(path)):
+        local = _download(str(path))
+    if not local.exists():
+        raise FileNotFoundError(f"There is no checkpoint at {local.absolute()}.")
+    if (local / st_folder.MODULES_FILE).exists():
+        return st_folder.open_folder(local)
+    if (local / huggingface.CONFIG_FILE).exists():
+        return huggingface.open_folder(local)
+    if t5x.is_checkpoint(local):
+        return t5x.open_checkpoint(local)
+    if local.is_dir() and _is_ours(local):
+        return orbax_files.open_checkpoint(local, step)
+    raise ValueError(_unknown(local))
+
+
+def restore(
+    path: str | os.PathLike,
+    abstract_params: PyTree,
+    config: encoder_lib.EncoderConfig,
+    *,
+    allow_missing: Sequence[str] = (),
+    ignore: Sequence[str] = (),
+    rng: jax.Array | None = None,
+    step: int | None = None,
+) -> tuple[PyTree, matching.Report]:
+    """Fills a model's parameters from a checkpoint; see ``matching.restore``.
+
+    Weights alone are read: neither step nor optimizer state.
+
+    Args:
+        path: as in ``open_checkpoint``.
+        abstract_params: nested dict of arrays or ``jax.ShapeDtypeStruct``.
+        config: the model's.
+        allow_missing: patterns of parameters that may start fresh (``projection/.*``).
+        ignore: patterns of tensors to leave out (``decoder/.*``).
+        rng: key for what starts fresh.
+        step: the step, where a folder of ours holds several.
+
+    Returns:
+        The parameters, each in its leaf's sharding (numpy without one), and the report.
+    """
+    params, report = matching.restore(
+        open_checkpoint(path, step),
+        abstract_params,
+        config,
+        allow_missing=allow_missing,
+        ignore=ignore,
+        rng=rng,
+    )
+    for line in report.differences:
+        _logger.warning("%s: %s", path, line)
+    return params, report
+
+
+def load_encoder(
+    path: str | os.PathLike,
+    *,
+    pooling: str | None = None,
+    allow_missing: Sequence[str] = (),
+    ignore: Sequence[str] = (),
+    step: int | None = None,
+) -> PretrainedEncoder:
+    """Makes the encoder that fits a checkpoint.
+
+    A plain T5 has no projection and no pooling of its own: it is read without the one,
+    and with the mean unless ``pooling`` says otherwise. A decoder is left out unless
+    the pooling needs it.
+
+    Args:
+        path: as in ``open_checkpoint``.
+        pooling: instead of the checkpoint's own.
+        allow_missing: patterns of parameters that may start fresh.
+        ignore: patterns of tensors to leave out.
+        step: the step, where a folder of ours holds several.
+
+    Returns:
+        The encoder, its parameters in numpy.
+
+    Raises:
+        FileNotFoundError: nothing there.
+        ValueError: not a T5 encoder; its vocabulary is larger than its table.
+    """
+    source = open_checkpoint(path, step)
+    if source.config is None:
+        names = sorted({**source.tensors, **source.foreign})
+        raise ValueError(
+            f"The {source.family} checkpoint {path} holds no T5 encoder. Its arrays: "
+            f"{', '.join(names[:10])}{', …' if len(names) > 10 else ''}."
+        )
+    config = source.config
+    if pooling is not None:
+        config = dataclasses.replace(config, pooling=pooling)
+    if not config.has_decoder and source_lib.count_layers(source.tensors, "decoder"):
+        ignore = (*ignore, "decoder/.*")
+    params, report = matching.restore(
+        source,
+        abstract_params(config),
+        config,
+        allow_missing=allow_missing,
+        ignore=ignore,
+    )
+    return PretrainedEncoder(
+        config=config,
+        params=params,
+        vocabulary=source.vocabulary,
+        max_length=source.max_length,
+        prompts=source.prompts,
+        default_prompt=source.default_prompt,
+        include_prompt=source.include_prompt,
+        report=report,
+    )
+
+
+def abstract_params(config: encoder_lib.EncoderConfig) -> PyTree:
+    """Returns an encoder's parameters as shapes, without shardings."""
+    variables = jax.eval_shape(
+        encoder_lib.SentenceEncoder(config).init,
+        jax.random.key(0),
+        jnp.ones((1, 1), jnp.int32),
+    )
+    return jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype),
+        nn.meta.unbox(variables["params"]),
+    )
+
+
+def _is_ours(folder: pathlib.Path) -> bool:
+    return (
+        (folder / descriptions.DESCRIPTION_FILE).exists()
+        or (folder / checkpoint_files.CHECKPOINTS_DIR).exists()
+        or (folder / checkpoint_files.PARAMS).exists()
+        or bool(list(folder.glob(f"*/{checkpoint_files.PARAMS}")))
+        or (folder / "_METADATA").exists()
+    )
+
+
+def _download(hub_id: str) -> pathlib.Path:
+    """Fetches a model from the hub, or finds it in the hub's cache."""
+    try:
+        import huggingface_hub
+    except ImportError as error:
+        raise FileNotFoundError(
+            f"There is no folder {hub_id}. If it is the id of a model on the Hugging "
+            "Face hub: pip install huggingface_hub, or download it and name the folder."
+        ) from error
+    try:
+        return pathlib.Path(
+            huggingface_hub.snapshot_download(hub_id, allow_patterns=list(_HUB_FILES))
+        )
+    except Exception as error:
+        reason = str(error).strip().split("\n")[0]
+        raise FileNotFoundError(
+            f"There is no folder {hub_id}, and no such model could be had from the "
+            f"Hugging Face hub or its cache ({type(error).__name__}: {reason}). "
+            "Download it where there is a network and name the folder."
+        ) from error
+
+
+def _unknown(local: pathlib.Path) -> str:
+    """Says what was expected where nothing known was found."""
+    if local.is_file():
+        return (
+            f"{local} is a file of no known format. Name a folder of Hugging Face, "
+            "sentence-transformers, T5X or ours, or a T5X msgpack file."
+        )
+    steps = sorted(p.name for p in local.glob("checkpoint_*") if t5x.is_checkpoint(p))
+    if steps:
+        return f"{local} holds several T5X checkpoints, name one: {', '.join(steps)}."
+    if (local / "saved_model.pb").exists():
+        return (
+            f"{local} is a TensorFlow SavedModel, which is not read here. Take the "
+            "same model as a sentence-transformers folder or as a T5X checkpoint."
+        )
+    held = ", ".join(sorted(p.name for p in local.iterdir())[:10]) or "nothing"
+    return (
+        f"{local} is no checkpoint of Hugging Face (config.json), of "
+        f"sentence-transformers (modules.json), of T5X (checkpoint) or ours "
+        f"(encoder.json); it holds: {held}."
+    )

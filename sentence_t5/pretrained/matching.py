@@ -1,0 +1,259 @@
+"""Which tensors of a checkpoint become which parameters; the report says so.
+
+    source names ── ignore ──► match by name and shape ◄── allow_missing ── our names
+
+Nothing is silent. A parameter without a tensor is an error unless a pattern allows it;
+a tensor without a parameter is one unless a pattern ignores it; a pattern that matches
+nothing is one, because it is misspelt. Each parameter is read on its own, and each
+device reads its own part.
+"""
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import flax.traverse_util
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sentence_t5 import encoder as encoder_lib
+from sentence_t5.pretrained import name_tables, tensors
+from sentence_t5.pretrained import source as source_lib
+from sentence_t5.t5 import config as t5_config
+
+PyTree = Any
+_LISTED = 30
+_SHAPELESS_FIELDS = ("head_dim", "relpos_max_distance", "layer_norm_epsilon")
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What became of every name.
+
+    Attributes:
+        path: the checkpoint.
+        family: its format.
+        loaded: parameter -> shape, read from the checkpoint.
+        initialised: parameter -> shape, missing in the checkpoint and allowed to be.
+        ignored: name in the checkpoint -> shape, left out by a pattern.
+        never_needed: other things in the checkpoint that no encoder reads.
+        differences: settings without weights that the checkpoint's own config gives
+            other values than the model's.
+    """
+
+    path: str
+    family: str
+    loaded: Mapping[str, tensors.Shape]
+    initialised: Mapping[str, tensors.Shape]
+    ignored: Mapping[str, tensors.Shape]
+    never_needed: tuple[str, ...] = ()
+    differences: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        def count(shapes):
+            return sum(int(np.prod(shape)) for shape in shapes.values())
+
+        lines = [f"{self.family} checkpoint {self.path}"]
+        for title in ("loaded", "initialised", "ignored"):
+            shapes = getattr(self, title)
+            lines.append(f"  {title}: {len(shapes)} arrays, {count(shapes):,} values")
+            shown = shapes if title != "loaded" else {}
+            lines += [f"    {k} {_text(v)}" for k, v in sorted(shown.items())]
+        if self.never_needed:
+            lines.append(f"  not needed: {', '.join(self.never_needed)}")
+        lines += [f"  differs: {line}" for line in self.differences]
+        return "\n".join(lines)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Plan:
+    """Where each parameter comes from; None: from the initialiser."""
+
+    parts: Mapping[str, tensors.Tensor | None]
+    report: Report
+
+
+def restore(
+    source: source_lib.Source,
+    abstract_params: PyTree,
+    config: encoder_lib.EncoderConfig,
+    *,
+    allow_missing: Sequence[str] = (),
+    ignore: Sequence[str] = (),
+    rng: jax.Array | None = None,
+) -> tuple[PyTree, Report]:
+    """Reads a checkpoint's weights into a model's parameters.
+
+    Args:
+        source: the opened checkpoint.
+        abstract_params: nested dict of arrays or ``jax.ShapeDtypeStruct``. Where a leaf
+            has a sharding, each device's part is read straight into place; a leaf
+            without one becomes a numpy array.
+        config: the model's, for initialising what is missing.
+        allow_missing: regular expressions over our parameter names, as a whole
+            (``projection/.*``): parameters that may be missing in the checkpoint.
+        ignore: regular expressions over the checkpoint's names, written as ours for
+            layers unrolled (``decoder/.*``): tensors to leave out.
+        rng: key for what is initialised; key 0 by default.
+
+    Returns:
+        Parameters like ``abstract_params``, float32, and the report.
+
+    Raises:
+        ValueError: a name is missing or left over, shapes differ, or a pattern matches
+            nothing; every case is listed.
+    """
+    wanted = flax.traverse_util.flatten_dict(abstract_params, sep="/")
+    plan = _match(source, wanted, config.t5, allow_missing, ignore)
+    missing = [name for name, part in plan.parts.items() if part is None]
+    params = dict(_initialise(missing, wanted, config, rng)) if missing else {}
+    for name, part in plan.parts.items():
+        if part is not None:
+            params[name] = _read(part, wanted[name])
+    tree = flax.traverse_util.unflatten_dict({k: params[k] for k in wanted}, sep="/")
+    return tree, plan.report
+
+
+def _match(
+    source: source_lib.Source,
+    wanted: Mapping[str, Any],
+    t5: t5_config.T5Config,
+    allow_missing: Sequence[str],
+    ignore: Sequence[str],
+) -> _Plan:
+    """Pairs parameters with tensors and lists everything that doesn't pair."""
+    available = {**source.tensors, **source.foreign}
+    problems = _idle_patterns("allow_missing", allow_missing, wanted)
+    problems += _idle_patterns("ignore", ignore, available)
+    ignored = {k: t.shape for k, t in available.items() if _matches(k, ignore)}
+    left = {k: t for k, t in available.items() if k not in ignored}
+    parts: dict[str, tensors.Tensor | None] = {}
+    for name, leaf in wanted.items():
+        depth = t5.num_layers if name.startswith("encoder/") else t5.num_decoder_layers
+        names = name_tables.stacked_parts(name, depth) or [name]
+        absent = [n for n in names if n not in left]
+        found = [left.pop(n) for n in names if n not in absent]
+        if absent:
+            allowed = _matches(name, allow_missing) and not found
+            parts[name] = None
+            if not allowed:
+                problems += [
+                    f"missing: {n} {_text(_part_shape(name, leaf, n))}" for n in absent
+                ]
+            continue
+        shape = _part_shape(name, leaf, names[0])
+        wrong = [n for n, t in zip(names, found, strict=True) if t.shape != shape]
+        for n, tensor in zip(names, found, strict=True):
+            if n in wrong:
+                problems.append(
+                    f"shape: {n} is {_text(tensor.shape)}, the model has {_text(shape)}"
+                )
+        if not wrong:
+            found = [tensor.astype(np.float32) for tensor in found]
+            parts[name] = found[0] if names == [name] else tensors.stack(found)
+    problems += [f"left over: {n} {_text(t.shape)}" for n, t in sorted(left.items())]
+    if problems:
+        raise ValueError(_complaint(source, problems))
+    shapes = {name: tuple(leaf.shape) for name, leaf in wanted.items()}
+    return _Plan(
+        parts,
+        Report(
+            path=source.path,
+            family=source.family,
+            loaded={k: shapes[k] for k, part in parts.items() if part is not None},
+            initialised={k: shapes[k] for k, part in parts.items() if part is None},
+            ignored=ignored,
+            never_needed=source.never_needed,
+            differences=_differences(source, t5),
+        ),
+    )
+
+
+def _differences(source: source_lib.Source, t5: t5_config.T5Config) -> tuple[str, ...]:
+    """Names what would change the numbers without changing a shape."""
+    if source.config is None:
+        return ()
+    return tuple(
+        f"T5Config.{field} is {theirs} in the checkpoint, {ours} in the model"
+        for field in _SHAPELESS_FIELDS
+        if (theirs := getattr(source.config.t5, field)) != (ours := getattr(t5, field))
+    )
+
+
+def _complaint(source: source_lib.Source, problems: list[str]) -> str:
+    more = [f"and {len(problems) - _LISTED} more"] if len(problems) > _LISTED else []
+    hints = []
+    if any(p.startswith("missing") for p in problems):
+        hints.append("Let a parameter start fresh with allow_missing.")
+    if any(p.startswith("left over") for p in problems):
+        hints.append("Leave a tensor out with ignore.")
+    if any(p.startswith("shape") for p in problems):
+        hints.append("Use the size the checkpoint has.")
+    return (
+        f"The {source.family} checkpoint {source.path} does not fit the model:\n  "
+        + "\n  ".join(problems[:_LISTED] + more)
+        + "".join(f"\n{hint}" for hint in hints)
+    )
+
+
+def _idle_patterns(
+    what: str, patterns: Sequence[str], names: Mapping[str, Any]
+) -> list[str]:
+    if isinstance(patterns, str):
+        raise ValueError(
+            f"{what}: got the text {patterns!r}, expected a list of patterns."
+        )
+    idle = [p for p in patterns if not any(re.fullmatch(p, name) for name in names)]
+    whose = "parameter" if what == "allow_missing" else "name in the checkpoint"
+    return [f"{what} pattern {p!r} matches no {whose}" for p in idle]
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    return any(re.fullmatch(pattern, name) for pattern in patterns)
+
+
+def _part_shape(name: str, leaf: Any, part: str) -> tensors.Shape:
+    """The shape of one layer of a stacked leaf, or of a whole leaf."""
+    shape = tuple(leaf.shape)
+    return shape if part == name else shape[1:]
+
+
+def _text(shape: tensors.Shape) -> str:
+    return "[" + " ".join(map(str, shape)) + "]"
+
+
+def _read(part: tensors.Tensor, leaf: Any) -> np.ndarray | jax.Array:
+    """Reads a parameter, each device's part by itself if it has a sharding."""
+    sharding = getattr(leaf, "sharding", None)
+    if sharding is None:
+        return part.read()
+    return jax.make_array_from_callback(part.shape, sharding, part.read)
+
+
+def _initialise(
+    names: Sequence[str],
+    wanted: Mapping[str, Any],
+    config: encoder_lib.EncoderConfig,
+    rng: jax.Array | None,
+) -> dict[str, jax.Array | np.ndarray]:
+    """Draws the missing parameters as the model does, and only these."""
+    rng = jax.random.key(0) if rng is None else rng
+    shardings = {name: getattr(wanted[name], "sharding", None) for name in names}
+
+    def init(rng):
+        variables = encoder_lib.SentenceEncoder(config).init(
+            rng, jnp.ones((1, 1), jnp.int32)
+        )
+        params = flax.traverse_util.flatten_dict(
+            flax.linen.meta.unbox(variables["params"]), sep="/"
+        )
+        return {name: params[name] for name in names}
+
+    # The compiler drops what is not returned.
+    made = jax.jit(init, out_shardings=shardings)(rng)
+    return {
+        name: value if shardings[name] is not None else np.asarray(value)
+        for name, value in made.items()
+    }
