@@ -46,6 +46,8 @@ setuptools.setup(
         "scipy>=1.13",
         "sentencepiece>=0.2.0",
         "seqio>=0.0.20",
+        # clu's writer of TensorBoard events imports it without asking for it.
+        "tensorboard>=2.18",
         "tensorflow-datasets>=4.9.9",
         "tqdm>=4.66",
     ],

@@ -12,18 +12,21 @@ module knows what a name means on a mesh.
 import contextlib
 import dataclasses
 import functools
+import itertools
+import logging
 from collections.abc import Iterator
 from typing import Any
 
 import flax.linen as nn
 import jax
 import numpy as np
-from absl import logging
 from jax.experimental import mesh_utils
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from sentence_t5 import encoder, names
+
+_logger = logging.getLogger(__name__)
 
 _BATCH_AXES = (names.DATA, names.FSDP)
 
@@ -138,8 +141,8 @@ class Partitioner:
             size = getattr(config.t5, field)
             if size % model:
                 raise ValueError(
-                    f"T5Config.{field} is {size}, which MeshConfig.model={model} doesn't "
-                    "divide: choose a model axis that divides it."
+                    f"T5Config.{field} is {size}, which MeshConfig.model={model} "
+                    "doesn't divide: choose a model axis that divides it."
                 )
 
     def param_shardings(self, boxed_params: Any) -> Any:
@@ -193,6 +196,13 @@ class Partitioner:
 
         return jax.tree_util.tree_map_with_path(one, opt_state)
 
+    def host_share(self) -> dict[str, int]:
+        """Says which part of every global batch this host builds."""
+        return {
+            "process_index": jax.process_index(),
+            "process_count": jax.process_count(),
+        }
+
     def put_batch(self, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
         """Makes global arrays from this host's rows."""
         return {
@@ -203,12 +213,13 @@ class Partitioner:
     def _physical(
         self, path: jax.tree_util.KeyPath, shape: tuple[int, ...], logical: P
     ) -> P:
-        """Translates logical axes; an axis that doesn't divide its dimension stays whole."""
+        """Translates logical axes; one that doesn't divide its dimension is dropped."""
         axes = []
-        for size, name in zip(shape, tuple(logical) + (None,) * len(shape)):
+        padded = itertools.chain(logical, itertools.repeat(None))
+        for size, name in zip(shape, padded, strict=False):
             axis = RULES.get(name)
             if axis is not None and size % self.mesh.shape[axis]:
-                logging.warning(
+                _logger.warning(
                     "%s: dimension %r of size %d isn't split: mesh axis %r of size %d "
                     "doesn't divide it.",
                     jax.tree_util.keystr(path), name, size, axis, self.mesh.shape[axis],

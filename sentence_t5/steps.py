@@ -1,7 +1,7 @@
 """What runs on the devices: the train, evaluation and encoding steps, each one jit.
 
-    batch ─► both towers in one encoder call ─► loss over the global batch ─► gradients
-          ─► optimizer ─► new state (the old one is donated) and metrics (device scalars)
+    batch ─► both towers in one encoder call ─► loss over the global batch
+          ─► gradients ─► optimizer ─► new state (the old one is donated), metrics
 
 Nothing here waits for a device or reads from one.
 """

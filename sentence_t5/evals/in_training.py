@@ -1,0 +1,97 @@
+"""Evaluation during training: an STS task by correlation, held-out pairs by loss.
+
+Works on the training mesh, with the parameters where they are. Every row counts exactly
+once, whatever the batch size: the last batch is padded and masked.
+"""
+
+import collections
+
+import numpy as np
+
+from sentence_t5 import datasets, names, steps
+from sentence_t5.evals import sts
+
+
+class Evaluator:
+    """Runs one dataset's evaluation against a trainer's parameters."""
+
+    def __init__(self, trainer: steps.Trainer, config: datasets.DatasetConfig):
+        """Loads the examples and checks that they fit the model and the mesh.
+
+        Args:
+            trainer: its steps and mesh are used.
+            config: what to evaluate on; ``batch_size`` rows at a time.
+        """
+        self._trainer = trainer
+        self._config = config
+        trainer.partitioner.check(trainer.model.encoder, config.batch_size)
+        self._examples = datasets.load_examples(config)
+        datasets.check_token_ids(self._examples, trainer.model.encoder.t5.vocab_size)
+        self.name = self._examples.task_name
+
+    def _batches(self):
+        return datasets.eval_batches(
+            self._config, self._examples, **self._trainer.partitioner.host_share()
+        )
+
+    def sts(self, params) -> dict[str, float | None]:
+        """Returns the correlations of cosines with the task's scores, × 100.
+
+        Args:
+            params: the encoder's parameters, in their shards.
+
+        Returns:
+            ``sts/<task>/spearman`` and ``sts/<task>/pearson``; None where undefined.
+
+        Raises:
+            ValueError: the task has no scores.
+        """
+        gold = self._examples.scores
+        if gold is None:
+            raise ValueError(
+                f"Task {self.name!r} has no scores, so it can't be evaluated as STS. "
+                "Use it as train_eval_dataset_cfg, or choose a task of tasks/sts.py."
+            )
+        sides = {names.LEFT_TOKENS: [], names.RIGHT_TOKENS: []}
+        for batch in self._batches():
+            tokens = {key: batch[key] for key in sides}
+            on_mesh = self._trainer.partitioner.put_batch(tokens)
+            for key, rows in on_mesh.items():
+                sides[key].append(self._trainer.encode_step(params, rows))
+        left, right = (
+            np.concatenate([np.asarray(rows) for rows in batches])[: len(gold)]
+            for batches in sides.values()
+        )
+        result = sts.correlate(sts.cosine(left, right), gold)
+        return {
+            f"sts/{self.name}/spearman": result.spearman,
+            f"sts/{self.name}/pearson": result.pearson,
+        }
+
+    def loss(self, params, max_batches: int) -> dict[str, float]:
+        """Returns the training loss and its metrics on held-out pairs.
+
+        The value depends on the batch size, as every in-batch loss does.
+
+        Args:
+            params: the encoder's parameters, in their shards.
+            max_batches: how many batches to look at; -1 for all.
+
+        Returns:
+            ``eval/<task>/<metric>``, averaged over rows.
+        """
+        sums, total = collections.Counter(), 0
+        for i, batch in enumerate(self._batches()):
+            if i == max_batches:
+                break
+            num_rows = min(
+                self._config.batch_size,
+                len(self._examples) - i * self._config.batch_size,
+            )
+            values = self._trainer.eval_step(
+                params, self._trainer.partitioner.put_batch(batch)
+            )
+            total += num_rows
+            for key, value in values.items():
+                sums[key] += num_rows * float(value)
+        return {f"eval/{self.name}/{key}": v / total for key, v in sums.items()}
