@@ -12,6 +12,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import sentencepiece
 import seqio
 import tensorflow as tf
 
@@ -42,6 +43,8 @@ def cache_key(task: seqio.Task, split: str, file_format: int) -> str | None:
     identity = {
         "format": file_format,
         "seqio": seqio.__version__,
+        "sentencepiece": sentencepiece.__version__,
+        "encoder": text_pairs.source_sha256(text_pairs.__file__),
         "task": task.name,
         "split": split,
         "source": source,

@@ -204,10 +204,12 @@ def _text(where: str, column: str, value: Any) -> str:
             f"{where}: column {column!r} must hold text, got {value!r} "
             f"({type(value).__name__})."
         )
-    if any("\ud800" <= character <= "\udfff" for character in value):
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError:
         raise ValueError(
             f"{where}: column {column!r} holds half a surrogate pair: {value!r}."
-        )
+        ) from None
     return value
 
 

@@ -61,6 +61,7 @@ def task(
         identity=lambda split: prepared.identity(builders, __file__),
         splits=tuple(_MULTI_NLI_SPLITS),
         negatives=True,
+        streams=False,
     )
     return text_pairs.task(name, source, vocabulary)
 

@@ -38,7 +38,10 @@ def builder(name: str, data_dir: str | None = None) -> tfds.core.DatasetBuilder:
 
 def rows(source: tfds.core.DatasetBuilder, split: str) -> Iterator[Mapping[str, Any]]:
     """Yields the rows of a split as numpy, always in the same order."""
-    yield from tfds.as_numpy(source.as_dataset(split=split, shuffle_files=False))
+    dataset = source.as_dataset(split=split, shuffle_files=False)
+    for block in tfds.as_numpy(dataset.batch(text_pairs.BLOCK_ROWS)):
+        for values in zip(*block.values(), strict=True):
+            yield dict(zip(block, values, strict=True))
 
 
 def identity(

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import IO, Any, Literal
 
-import tensorflow as tf
+from etils import epath
 
 Errors = Literal["strict", "replace"]
 TSV = "tsv"
@@ -129,4 +129,4 @@ def file_format(path: str) -> str:
 
 
 def _open(path: str) -> IO[bytes]:
-    return tf.io.gfile.GFile(path, "rb") if "://" in path else open(path, "rb")
+    return epath.Path(path).open("rb") if "://" in path else open(path, "rb")
