@@ -60,7 +60,7 @@ def write_description(
         "vocabulary": {"file": VOCABULARY_FILE, **tokenizer.describe()},
         "max_length": max_length,
     }
-    _check_table(encoder_config, tokenizer)
+    check_table(encoder_config, tokenizer)
     content = json.loads(json.dumps(content))
     path = directory / DESCRIPTION_FILE
     if path.exists() and checkpoint_files.list_steps(
@@ -102,13 +102,20 @@ def read_description(path: str | os.PathLike) -> Description:
             f"{vocabulary['sha256']}."
         )
     encoder_config = encoder_lib.EncoderConfig.from_dict(content["encoder"])
-    _check_table(encoder_config, tokenizer)
+    check_table(encoder_config, tokenizer)
     return Description(encoder_config, tokenizer, content["max_length"], model_dir)
 
 
-def _check_table(
+def check_table(
     encoder_config: encoder_lib.EncoderConfig, tokenizer: tokenizer_lib.Tokenizer
 ) -> None:
+    """Refuses an embedding table that has no row for the largest id.
+
+    JAX would not notice: an id out of range reads NaN, or another row.
+
+    Raises:
+        ValueError: it is too small.
+    """
     if encoder_config.t5.vocab_size < tokenizer.vocab_size:
         raise ValueError(
             f"T5Config.vocab_size is {encoder_config.t5.vocab_size}, but the "

@@ -85,7 +85,7 @@ def test_an_undefined_subset_makes_the_means_undefined():
     assert result.subsets["flat"].spearman is None
     for average in (result.mean, result.wmean):
         assert average.spearman is None
-        assert average.reason == "undefined on subset(s) flat"
+        assert average.reason == "undefined on flat"
     # The pooled value exists: the pairs are not all alike.
     assert result.all.spearman is not None
 

@@ -136,12 +136,34 @@ def evaluate(
     finite = similarity[np.isfinite(similarity)]
     return StsResult(
         all=correlate(similarity, gold),
-        mean=_average(subsets, weighted=False),
-        wmean=_average(subsets, weighted=True),
+        mean=average(subsets, weighted=False),
+        wmean=average(subsets, weighted=True),
         subsets=subsets,
         similarity_mean=float(finite.mean()) if finite.size else None,
         similarity_std=float(finite.std()) if finite.size else None,
         collapsed=similarity.size > 1 and _is_constant(similarity),
+    )
+
+
+def average(subsets: Mapping[str, Correlation], weighted: bool) -> Correlation:
+    """Averages correlations by name; undefined if one of them is.
+
+    Args:
+        subsets: correlations of subsets, or of whole sets.
+        weighted: weight each by its number of pairs.
+
+    Returns:
+        The average, or None with the names that are undefined.
+    """
+    total = sum(c.n for c in subsets.values())
+    undefined = [name for name, c in subsets.items() if c.reason]
+    if undefined:
+        return Correlation(total, None, None, f"undefined on {', '.join(undefined)}")
+    weights = [c.n if weighted else 1 for c in subsets.values()]
+    return Correlation(
+        total,
+        float(np.average([c.spearman for c in subsets.values()], weights=weights)),
+        float(np.average([c.pearson for c in subsets.values()], weights=weights)),
     )
 
 
@@ -173,19 +195,3 @@ def _is_constant(values: np.ndarray) -> bool:
     if not np.all(np.isfinite(values)):
         return False
     return bool(np.ptp(values) <= _CONSTANT_RANGE * np.max(np.abs(values)))
-
-
-def _average(subsets: Mapping[str, Correlation], weighted: bool) -> Correlation:
-    """Averages subsets' correlations; undefined if one of them is."""
-    total = sum(c.n for c in subsets.values())
-    undefined = [name for name, c in subsets.items() if c.reason]
-    if undefined:
-        return Correlation(
-            total, None, None, f"undefined on subset(s) {', '.join(undefined)}"
-        )
-    weights = [c.n if weighted else 1 for c in subsets.values()]
-    return Correlation(
-        total,
-        float(np.average([c.spearman for c in subsets.values()], weights=weights)),
-        float(np.average([c.pearson for c in subsets.values()], weights=weights)),
-    )

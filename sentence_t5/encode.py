@@ -1,0 +1,134 @@
+"""``sentence-t5 encode``: turn a text file, one text a line, into vectors.
+
+    sentence-t5 encode --model_dir=runs/mean --input=texts.txt --output=vectors.npy
+
+Row ``i`` of the float32 [n E] array belongs to line ``i + 1``; a blank line is a text.
+The file is read and written in parts, so that it may be larger than memory.
+"""
+
+import argparse
+import itertools
+import logging
+import os
+import sys
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import tqdm.auto
+
+from sentence_t5 import inference
+
+# Lines encoded at once: enough to sort by length well, few enough to hold.
+_PART_LINES = 100_000
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command.
+
+    Args:
+        argv: its arguments; the process's by default.
+
+    Returns:
+        The exit code: 0, or 1 for a user's mistake.
+    """
+    args = _parse(argv)
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
+    try:
+        num_lines = sum(1 for _ in read_lines(args.input))
+        model = inference.SentenceT5.load(args.model_dir, args.step, dtype=args.dtype)
+        encode_file(
+            model,
+            args.input,
+            args.output,
+            num_lines=num_lines,
+            batch_size=args.batch_size,
+            max_length=args.max_length,
+            on_truncate=args.on_truncate,
+        )
+    except (OSError, ValueError, FloatingPointError) as error:
+        print(f"encode: {error}", file=sys.stderr)
+        return 1
+    print(f"{args.output}: {num_lines} vectors of width {model.embedding_dim}")
+    return 0
+
+
+def encode_file(
+    model: inference.SentenceT5,
+    input_path: str | os.PathLike,
+    output_path: str | os.PathLike,
+    *,
+    num_lines: int,
+    part_lines: int = _PART_LINES,
+    **options,
+) -> None:
+    """Encodes the lines of a file into a ``.npy`` file, part by part.
+
+    Args:
+        model: the model.
+        input_path: UTF-8 text, one text a line.
+        output_path: where to write float32 [n E]; complete or not there at all.
+        num_lines: lines in the input.
+        part_lines: lines held in memory at once.
+        **options: of ``SentenceT5.encode``.
+    """
+    temporary = f"{os.fspath(output_path)}.part"
+    shape = (num_lines, model.embedding_dim)
+    try:
+        vectors = np.lib.format.open_memmap(temporary, "w+", np.float32, shape)
+        lines = read_lines(input_path)
+        start = 0
+        several = num_lines > part_lines
+        with tqdm.auto.tqdm(total=num_lines, unit="text", disable=not several) as bar:
+            while part := list(itertools.islice(lines, part_lines)):
+                show_progress = False if several else None
+                vectors[start : start + len(part)] = model.encode(
+                    part, show_progress=show_progress, **options
+                )
+                start += len(part)
+                bar.update(len(part))
+        vectors.flush()
+        os.replace(temporary, output_path)
+    finally:
+        if os.path.exists(temporary):
+            os.remove(temporary)
+
+
+def read_lines(path: str | os.PathLike) -> Iterator[str]:
+    """Yields the lines of a UTF-8 file without their ends.
+
+    Raises:
+        ValueError: a line that is not UTF-8; it is named.
+    """
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, start=1):
+            if number == 1:
+                line = line.removeprefix(b"\xef\xbb\xbf")
+            try:
+                yield line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
+            except UnicodeDecodeError as error:
+                raise ValueError(
+                    f"{path}, line {number}: byte {error.start} is not UTF-8 "
+                    f"(0x{line[error.start]:02x}). Convert the file to UTF-8."
+                ) from error
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="sentence-t5 encode",
+        description="Turn a UTF-8 text file, one text a line, into a .npy of vectors.",
+    )
+    parser.add_argument("--model_dir", required=True, help="what train wrote")
+    parser.add_argument("--input", required=True, help="text file, one text a line")
+    parser.add_argument("--output", required=True, help=".npy file to write")
+    parser.add_argument("--step", type=int, help="checkpoint; the newest by default")
+    parser.add_argument("--batch_size", type=int, default=64)
+    parser.add_argument("--max_length", type=int, help="the model's own by default")
+    parser.add_argument(
+        "--on_truncate", choices=("warn", "error", "ignore"), default="warn"
+    )
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"))
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

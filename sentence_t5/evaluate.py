@@ -1,0 +1,252 @@
+"""``sentence-t5 evaluate``: score a trained model on STS files.
+
+    sentence-t5 evaluate --model_dir=runs/mean --sts STSB.dev.tsv STS16.test.tsv
+
+Prints a table and, with ``--json``, writes a report that also records what was scored
+how: model, step, pooling, lengths, dtype, row counts and hashes of the files.
+"""
+
+import argparse
+import dataclasses
+import json
+import logging
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+
+import sentence_t5
+from sentence_t5 import inference
+from sentence_t5.evals import sts, sts_sets
+
+_logger = logging.getLogger(__name__)
+
+_ROLES = ("score", "sentence1", "sentence2", "subset")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command.
+
+    Args:
+        argv: its arguments; the process's by default.
+
+    Returns:
+        The exit code: 0 also where a score is undefined, 1 for a user's mistake.
+    """
+    args = _parse(argv)
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
+    columns = {
+        role: getattr(args, f"{role}_column")
+        for role in _ROLES
+        if getattr(args, f"{role}_column")
+    }
+    try:
+        # The files first: a bad line should not cost the loading of a model.
+        sets = [sts_sets.load_tsv(path, columns) for path in args.sts]
+        model = inference.SentenceT5.load(args.model_dir, args.step, dtype=args.dtype)
+        report = make_report(
+            model, sets, batch_size=args.batch_size, max_length=args.max_length
+        )
+    except (OSError, ValueError, FloatingPointError) as error:
+        print(f"evaluate: {error}", file=sys.stderr)
+        return 1
+    report["model"]["path"] = os.path.abspath(args.model_dir)
+    for path, entry in zip(args.sts, report["sts"], strict=True):
+        entry["file"] = os.path.abspath(path)
+    print(format_table(report))
+    if args.json:
+        with open(args.json, "w", encoding="utf-8") as file:
+            json.dump(report, file, indent=2, allow_nan=False)
+            file.write("\n")
+    return 0
+
+
+def score(
+    model: inference.SentenceT5,
+    sts_set: sts_sets.StsSet,
+    *,
+    batch_size: int = 64,
+    max_length: int | None = None,
+) -> sts.StsResult:
+    """Scores a model on one STS set by the cosine of its vectors."""
+    # Sentences recur within a set: each is encoded once.
+    sentences = list(dict.fromkeys(sts_set.sentences1 + sts_set.sentences2))
+    row = {sentence: i for i, sentence in enumerate(sentences)}
+    vectors = model.encode(
+        sentences, batch_size=batch_size, max_length=max_length, on_truncate="ignore"
+    )
+    left = vectors[[row[sentence] for sentence in sts_set.sentences1]]
+    right = vectors[[row[sentence] for sentence in sts_set.sentences2]]
+    return sts.evaluate(
+        sts_set.by_subset(sts.cosine(left, right)), sts_set.by_subset(sts_set.scores)
+    )
+
+
+def make_report(
+    model: inference.SentenceT5,
+    sets: Sequence[sts_sets.StsSet],
+    *,
+    batch_size: int = 64,
+    max_length: int | None = None,
+) -> dict[str, Any]:
+    """Scores a model on STS sets and records how.
+
+    Args:
+        model: the model.
+        sets: what to score it on.
+        batch_size: texts computed at once; scores don't depend on it.
+        max_length: tokens a text is trimmed to; the model's own by default.
+
+    Returns:
+        A JSON-able report: ``model``, ``settings``, one entry per set under ``sts``,
+        and ``average``, the mean over sets of the pooled correlations.
+    """
+    max_length = model.max_length if max_length is None else max_length
+    entries, results = [], []
+    for sts_set in sets:
+        result = score(model, sts_set, batch_size=batch_size, max_length=max_length)
+        sentences = sts_set.sentences1 + sts_set.sentences2
+        num_truncated = int(model.truncated(sentences, max_length).sum())
+        problem = sts_sets.size_problem(sts_set)
+        notes = _notes(result, problem)
+        if num_truncated:
+            notes.append(
+                f"{num_truncated} of {len(sentences)} texts truncated (max "
+                f"{max_length} tokens)."
+            )
+        results.append(result)
+        entries.append(
+            {
+                "name": sts_set.name,
+                "sha256": sts_set.sha256,
+                "pairs": len(sts_set.scores),
+                "texts_truncated": num_truncated,
+                "comparable": problem is None,
+                "notes": notes,
+                **result.to_dict(),
+            }
+        )
+    return {
+        "format_version": 1,
+        "model": _describe(model),
+        "settings": {
+            "similarity": "cosine",
+            "max_length": max_length,
+            "batch_size": batch_size,
+            "prompt": None,
+        },
+        "sts": entries,
+        "average": _average({s.name: r for s, r in zip(sets, results, strict=True)}),
+    }
+
+
+def format_table(report: Mapping[str, Any]) -> str:
+    """Returns a report as a table for people, Spearman and Pearson × 100."""
+    model, settings = report["model"], report["settings"]
+    lines = [
+        f"{model.get('path', 'model')}, step {model['step']}: {model['pooling']} "
+        f"pooling, projection {model['projection_dim']}, {model['dtype']}, max_length "
+        f"{settings['max_length']}, {settings['similarity']} similarity",
+        "",
+    ]
+    rows = [("set", "over", "pairs", "Spearman", "Pearson")]
+    for entry in report["sts"]:
+        num_subsets = len(entry["subsets"])
+        cells = {"all": entry["all"]}
+        if num_subsets > 1:
+            cells |= entry["subsets"]
+            cells[f"mean of {num_subsets}"] = entry["mean"]
+            cells[f"wmean of {num_subsets}"] = entry["wmean"]
+        for over, value in cells.items():
+            rows.append(
+                (
+                    entry["name"],
+                    over,
+                    str(value["n"]),
+                    _cell(value["spearman"]),
+                    _cell(value["pearson"]),
+                )
+            )
+    if len(report["sts"]) > 1:
+        average = report["average"]
+        over = f"mean of {len(report['sts'])} sets' all"
+        rows.append(
+            ("", over, "", _cell(average["spearman"]), _cell(average["pearson"]))
+        )
+    widths = [max(len(row[i]) for row in rows) for i in range(5)]
+    for row in rows:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        cells[2:] = [cell.strip().rjust(len(cell)) for cell in cells[2:]]
+        lines.append("  ".join(cells))
+    notes = [f"{e['name']}: {note}" for e in report["sts"] for note in e["notes"]]
+    return "\n".join(lines + [f"NOTE {note}" for note in notes])
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="sentence-t5 evaluate",
+        description="Score a trained model on STS files (UTF-8 TSV with a header).",
+    )
+    parser.add_argument("--model_dir", required=True, help="what train wrote")
+    parser.add_argument(
+        "--sts", required=True, nargs="+", metavar="TSV", help="files of scored pairs"
+    )
+    parser.add_argument(
+        "--step", type=int, help="which checkpoint; the newest by default, 0: untrained"
+    )
+    parser.add_argument("--json", metavar="FILE", help="also write the report here")
+    parser.add_argument("--batch_size", type=int, default=64)
+    parser.add_argument("--max_length", type=int, help="the model's own by default")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"))
+    for role in _ROLES:
+        parser.add_argument(
+            f"--{role}_column", metavar="NAME", help="found by its name by default"
+        )
+    return parser.parse_args(argv)
+
+
+def _describe(model: inference.SentenceT5) -> dict[str, Any]:
+    """Returns what a score depends on."""
+    config = model.config
+    return {
+        "step": model.step,
+        "pooling": config.pooling,
+        "projection_dim": config.projection_dim,
+        "normalize": config.normalize,
+        "dtype": config.t5.dtype,
+        "num_params": config.num_params(),
+        "encoder": config.to_dict(),
+        "vocabulary": model.tokenizer.describe(),
+        "versions": {"sentence_t5": sentence_t5.__version__, "jax": jax.__version__},
+    }
+
+
+def _notes(result: sts.StsResult, problem: str | None) -> list[str]:
+    """Returns what a reader of the scores must know."""
+    notes = [problem] if problem else []
+    if result.collapsed:
+        notes.append(
+            "collapsed embeddings: every pair has the cosine "
+            f"{result.similarity_mean:.6g}, so that nothing is ranked."
+        )
+    named = {"all": result.all, **result.subsets}
+    if len(result.subsets) > 1:
+        named |= {"mean": result.mean, "wmean": result.wmean}
+    notes += [f"{k} is undefined: {c.reason}." for k, c in named.items() if c.reason]
+    return notes
+
+
+def _average(results: Mapping[str, sts.StsResult]) -> dict[str, Any]:
+    """Averages the pooled correlations over sets; undefined if one of them is."""
+    pooled = sts.average({name: r.all for name, r in results.items()}, weighted=False)
+    return dataclasses.asdict(pooled)
+
+
+def _cell(value: float | None) -> str:
+    return "undefined" if value is None else f"{value:.2f}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,331 @@
+"""Inference: texts in, one vector each out, in the order given.
+
+    SentenceT5.load("runs/mean").encode(["A dog runs.", "Hello"])  # float32 [2 E]
+
+Texts are sorted by length and padded to a few fixed shapes, so that a long input costs
+a bounded number of compilations and little padding. The batch is laid over all local
+devices. TensorFlow is never imported.
+"""
+
+import collections
+import dataclasses
+import logging
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Set
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tqdm.auto
+
+from sentence_t5 import checkpoints, descriptions, encoder, names, partitioning
+from sentence_t5 import tokenizer as tokenizer_lib
+
+_logger = logging.getLogger(__name__)
+
+# Batches of fewer texts than this are padded to it, larger ones to the full batch.
+_SMALL_BATCH = 8
+_SHORTEST_BUCKET = 8
+# A progress bar shows from this number of batches on.
+_LONG_INPUT_BATCHES = 20
+# Batches under way at once: one computes while the next is put together.
+_IN_FLIGHT = 2
+_ON_TRUNCATE = ("warn", "error", "ignore")
+
+
+class SentenceT5:
+    """A trained sentence encoder, ready for texts.
+
+    Attributes:
+        config: the encoder's config; its dtype may differ from the training's.
+        tokenizer: the vocabulary.
+        max_length: tokens a text is trimmed to by default, EOS included.
+        step: number of updates behind the weights; None if unknown.
+        num_compilations: token shapes compiled so far.
+    """
+
+    def __init__(
+        self,
+        config: encoder.EncoderConfig,
+        params: Any,
+        tokenizer: tokenizer_lib.Tokenizer,
+        max_length: int,
+        *,
+        partitioner: partitioning.Partitioner | None = None,
+        step: int | None = None,
+    ):
+        """Takes parameters as they are; ``load`` reads them from a checkpoint.
+
+        Args:
+            config: the encoder's config.
+            params: its parameters, unboxed.
+            tokenizer: the vocabulary.
+            max_length: tokens a text is trimmed to by default.
+            partitioner: mesh to run on; the batch over all local devices by default.
+            step: number of updates behind the weights.
+
+        Raises:
+            ValueError: an embedding table smaller than the vocabulary.
+        """
+        descriptions.check_table(config, tokenizer)
+        self.config = config
+        self.tokenizer = tokenizer
+        self.max_length = max_length
+        self.step = step
+        self.num_compilations = 0
+        self._partitioner = partitioner or _local_partitioner()
+        shardings, _ = _param_shardings(config, self._partitioner)
+        self._params = jax.device_put(params, shardings)
+        module = encoder.SentenceEncoder(config)
+
+        def embed(params, tokens):
+            self.num_compilations += 1  # runs while tracing, once per shape
+            return module.apply({"params": params}, tokens)
+
+        self._embed = jax.jit(embed)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike,
+        step: int | None = None,
+        *,
+        mesh: partitioning.MeshConfig | None = None,
+        devices: list[jax.Device] | None = None,
+        dtype: str | None = None,
+    ) -> "SentenceT5":
+        """Loads a model that ``train`` saved.
+
+        Args:
+            path: a model_dir, or one step's folder in its ``checkpoints``.
+            step: which checkpoint; the newest by default, 0 for the untrained model.
+            mesh: layout of the devices; by default each holds the whole model and a
+                part of the batch.
+            devices: devices to use; all of this host by default.
+            dtype: of activations, ``float32`` or ``bfloat16``; as in training by
+                default.
+
+        Returns:
+            The model.
+
+        Raises:
+            FileNotFoundError: no checkpoint or no description there.
+            ValueError: a damaged checkpoint, or one of another encoder.
+        """
+        description = checkpoints.read_description(path)
+        config = description.encoder
+        if dtype is not None:
+            t5 = dataclasses.replace(config.t5, dtype=dtype)
+            config = dataclasses.replace(config, t5=t5)
+        partitioner = _local_partitioner(mesh, devices)
+        shardings, expected = _param_shardings(config, partitioner)
+        params, step = checkpoints.load_params(
+            path, step, shardings=shardings, expected=expected
+        )
+        return cls(
+            config,
+            params,
+            description.tokenizer,
+            description.max_length,
+            partitioner=partitioner,
+            step=step,
+        )
+
+    @property
+    def embedding_dim(self) -> int:
+        """Width ``E`` of the vectors."""
+        return self.config.embedding_dim
+
+    def encode(
+        self,
+        texts: str | Iterable[str],
+        *,
+        batch_size: int = 64,
+        max_length: int | None = None,
+        on_truncate: str = "warn",
+        show_progress: bool | None = None,
+    ) -> np.ndarray:
+        """Embeds texts.
+
+        Args:
+            texts: strings in any number and order; the empty string has a vector too.
+                One string alone gives one vector alone.
+            batch_size: texts computed at once, rounded up to a multiple of the devices.
+                The vectors don't depend on it beyond rounding.
+            max_length: tokens to trim a text to, EOS included; the model's by default.
+            on_truncate: what to do if texts are trimmed: ``warn`` (one line in the
+                log), ``error`` or ``ignore``.
+            show_progress: show a progress bar; None shows one for long inputs.
+
+        Returns:
+            float32 [n E] in the order of ``texts``; [E] for a single string.
+
+        Raises:
+            TypeError: a text that is not a string; it is named.
+            ValueError: an option out of range, or texts that are too long with
+                ``on_truncate="error"``.
+            FloatingPointError: the weights give a vector that is not finite.
+        """
+        if isinstance(texts, str):
+            return self.encode(
+                [texts],
+                batch_size=batch_size,
+                max_length=max_length,
+                on_truncate=on_truncate,
+                show_progress=show_progress,
+            )[0]
+        if batch_size < 1:
+            raise ValueError(f"batch_size: got {batch_size}, expected 1 or more.")
+        max_length = self.max_length if max_length is None else max_length
+        rows = self.tokenizer.encode(_check_texts(texts))
+        _report_truncated(rows, max_length, on_truncate)
+        rows = [tokenizer_lib.trim(row, max_length) for row in rows]
+        return self._encode_rows(rows, batch_size, max_length, show_progress)
+
+    def truncated(
+        self, texts: Iterable[str], max_length: int | None = None
+    ) -> np.ndarray:
+        """Returns which texts ``encode`` would trim, bool [n]."""
+        max_length = self.max_length if max_length is None else max_length
+        rows = self.tokenizer.encode(_check_texts(texts))
+        return np.array([len(row) > max_length for row in rows], bool)
+
+    def _encode_rows(
+        self,
+        rows: list[list[int]],
+        batch_size: int,
+        max_length: int,
+        show_progress: bool | None,
+    ) -> np.ndarray:
+        """Embeds token rows, float32 [n E] in their order."""
+        result = np.empty((len(rows), self.embedding_dim), np.float32)
+        batches = self._make_batches(rows, batch_size, max_length)
+        if show_progress is None:
+            show_progress = len(rows) > _LONG_INPUT_BATCHES * batch_size
+        in_flight = collections.deque()
+
+        def collect():
+            indices, embeddings = in_flight.popleft()
+            result[indices] = np.asarray(embeddings)[: len(indices)]
+            progress.update(len(indices))
+
+        progress = tqdm.auto.tqdm(
+            total=len(rows),
+            desc="encode",
+            unit="text",
+            disable=not show_progress,
+            mininterval=0.5 if sys.stderr.isatty() else 10.0,
+        )
+        with progress, self._partitioner.scope():
+            for indices, tokens in batches:
+                tokens = jax.device_put(tokens, self._partitioner.batch_sharding)
+                in_flight.append((indices, self._embed(self._params, tokens)))
+                if len(in_flight) > _IN_FLIGHT:
+                    collect()
+            while in_flight:
+                collect()
+        bad = np.flatnonzero(~np.isfinite(result).all(axis=1))
+        if len(bad):
+            raise FloatingPointError(
+                f"{len(bad)} of {len(rows)} vectors are not finite, first that of "
+                f"texts[{bad[0]}]: the weights of step {self.step} are damaged, or "
+                f"overflow in {self.config.t5.dtype}."
+            )
+        return result
+
+    def _make_batches(
+        self, rows: list[list[int]], batch_size: int, max_length: int
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yields row numbers and tokens [b L], longest first.
+
+        Only a few shapes occur: ``b`` is the full batch or the small one, ``L`` one of
+        the buckets. Rows beyond the texts hold EOS.
+        """
+        shards = self._partitioner.num_batch_shards
+        full = -(-batch_size // shards) * shards
+        small = min(full, -(-_SMALL_BATCH // shards) * shards)
+        buckets = make_buckets(max_length)
+        order = np.argsort([-len(row) for row in rows], kind="stable")
+        for start in range(0, len(rows), full):
+            indices = order[start : start + full]
+            size = small if len(indices) <= small else full
+            longest = len(rows[indices[0]])
+            length = next(bucket for bucket in buckets if bucket >= longest)
+            tokens = np.full((size, length), names.PAD_ID, np.int32)
+            tokens[len(indices) :, 0] = names.EOS_ID
+            for i, index in enumerate(indices):
+                tokens[i, : len(rows[index])] = rows[index]
+            yield indices, tokens
+
+
+def make_buckets(max_length: int) -> list[int]:
+    """Returns the lengths that rows are padded to, ascending.
+
+    Powers of two and the middles between them (8, 16, 24, 32, 48, 64, 96, …) up to
+    ``max_length``, which is the last one.
+    """
+    buckets, power = [], _SHORTEST_BUCKET
+    while power < max_length:
+        buckets += [power] if power == _SHORTEST_BUCKET else [power, power * 3 // 2]
+        power *= 2
+    return [bucket for bucket in buckets if bucket < max_length] + [max_length]
+
+
+def _check_texts(texts: Iterable[str]) -> list[str]:
+    """Returns the texts as a list of strings, or names what isn't one."""
+    if isinstance(texts, Mapping | Set | bytes) or not isinstance(texts, Iterable):
+        raise TypeError(
+            f"texts is a {type(texts).__name__}, expected a list of str (or one str)."
+        )
+    texts = list(texts)
+    for i, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise TypeError(
+                f"texts[{i}] is {text!r} ({type(text).__name__}), expected a str. Drop "
+                "or replace missing values first."
+            )
+    return texts
+
+
+def _report_truncated(rows: list[list[int]], max_length: int, policy: str) -> None:
+    """Says in one line how many rows are too long, or raises."""
+    if policy not in _ON_TRUNCATE:
+        raise ValueError(
+            f"on_truncate: got {policy!r}, expected one of {', '.join(_ON_TRUNCATE)}."
+        )
+    too_long = [i for i, row in enumerate(rows) if len(row) > max_length]
+    if not too_long or policy == "ignore":
+        return
+    line = f"{len(too_long)} of {len(rows)} texts truncated (max {max_length} tokens)"
+    if policy == "warn":
+        _logger.warning("%s", line)
+        return
+    raise ValueError(
+        f"{line}: texts[{too_long[0]}] has {len(rows[too_long[0]])}. Shorten the "
+        "texts, raise max_length, or pass on_truncate='warn'."
+    )
+
+
+def _local_partitioner(
+    mesh: partitioning.MeshConfig | None = None,
+    devices: list[jax.Device] | None = None,
+) -> partitioning.Partitioner:
+    """Lays a mesh over this host's devices."""
+    return partitioning.Partitioner(
+        mesh or partitioning.MeshConfig(), devices or jax.local_devices()
+    )
+
+
+def _param_shardings(
+    config: encoder.EncoderConfig, partitioner: partitioning.Partitioner
+) -> tuple[Any, Any]:
+    """Returns the parameters' shardings, and their shapes and dtypes."""
+    boxed = jax.eval_shape(
+        encoder.SentenceEncoder(config).init,
+        jax.random.key(0),
+        jax.ShapeDtypeStruct((1, _SHORTEST_BUCKET), jnp.int32),
+    )["params"]
+    return partitioner.param_shardings(boxed), nn.unbox(boxed)

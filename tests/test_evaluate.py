@@ -1,0 +1,221 @@
+"""The evaluate command: table, report, undefined scores, sizes of known sets."""
+
+import hashlib
+import json
+import pathlib
+
+import flax.linen as nn
+import jax
+import numpy as np
+import pytest
+
+from sentence_t5 import checkpoints, encoder, evaluate
+from sentence_t5.evals import sts, sts_sets
+from sentence_t5.inference import SentenceT5
+from sentence_t5.t5.config import T5Config
+from sentence_t5.tokenizer import Tokenizer
+
+VOCABULARY = pathlib.Path(__file__).parent.parent / "tasks" / "data" / "synthetic.model"
+T5 = T5Config(
+    vocab_size=1408, d_model=16, num_heads=2, head_dim=8, d_ff=32, num_layers=1
+)
+CONFIG = encoder.EncoderConfig(t5=T5, pooling="first", projection_dim=None)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_compilation():
+    """Leaves out the compiler's optimizations: every shape here runs once or twice."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+class FakeModel:
+    """Turns the text of an angle into the unit vector of that angle."""
+
+    config = CONFIG
+    tokenizer = Tokenizer(VOCABULARY)
+    max_length = 16
+    step = 3
+
+    def __init__(self, collapsed=False):
+        self.collapsed = collapsed
+        self.encoded = []
+
+    def encode(self, texts, **options):
+        self.encoded += texts
+        angles = np.array([0.0 if self.collapsed else float(t) for t in texts])
+        return np.stack([np.cos(angles), np.sin(angles)], 1).astype(np.float32)
+
+    def truncated(self, texts, max_length):
+        return np.array([len(text) > max_length for text in texts])
+
+
+def make_set(name, rows):
+    """Makes a set from rows of (subset, score, angle between the two sentences)."""
+    return sts_sets.StsSet(
+        name=name,
+        sentences1=("0",) * len(rows),
+        sentences2=tuple(str(angle) for _, _, angle in rows),
+        scores=np.array([score for _, score, _ in rows], float),
+        subsets=tuple(subset for subset, _, _ in rows),
+        sha256="0" * 64,
+    )
+
+
+# Smaller angles are more similar: ranks of -angle against the scores.
+ROWS = [
+    ("a", 1, 1.5),
+    ("a", 2, 0.5),
+    ("a", 3, 1.0),
+    ("b", 5, 0.1),
+    ("b", 1, 0.9),
+    ("b", 2, 0.8),
+    ("b", 3, 0.3),
+    ("b", 4, 0.6),
+]
+
+
+def test_report_of_known_angles():
+    model = FakeModel()
+    report = evaluate.make_report(model, [make_set("own", ROWS)], max_length=9)
+    entry = report["sts"][0]
+    assert entry["subsets"]["a"]["spearman"] == pytest.approx(50.0, abs=1e-6)
+    assert entry["subsets"]["b"]["spearman"] == pytest.approx(90.0, abs=1e-6)
+    assert entry["mean"]["spearman"] == pytest.approx(70.0, abs=1e-6)
+    assert entry["wmean"]["spearman"] == pytest.approx((150 + 450) / 8, abs=1e-6)
+    angles = np.array([angle for _, _, angle in ROWS])
+    gold = np.array([score for _, score, _ in ROWS])
+    assert entry["all"]["spearman"] == pytest.approx(
+        sts.spearman(np.cos(angles), gold), abs=1e-6
+    )
+    assert entry["pairs"] == 8
+    # Each distinct sentence was encoded once.
+    assert sorted(model.encoded) == sorted({"0", *(str(a) for a in angles)})
+    table = evaluate.format_table(report)
+    assert "own  a           " in table
+    for row in ("mean of 2", "wmean of 2"):
+        assert row in table
+    assert "90.00" in table
+    assert "first pooling, projection None, float32, max_length 9" in table
+
+
+def test_average_over_sets():
+    half = make_set("half", [row for row in ROWS if row[0] == "a"])
+    most = make_set("most", [row for row in ROWS if row[0] == "b"])
+    report = evaluate.make_report(FakeModel(), [half, most])
+    assert report["average"]["spearman"] == pytest.approx(70.0, abs=1e-6)
+    assert "mean of 2 sets' all" in evaluate.format_table(report)
+
+
+def test_a_collapsed_model_is_undefined_everywhere():
+    report = evaluate.make_report(
+        FakeModel(collapsed=True), [make_set("one", ROWS), make_set("two", ROWS)]
+    )
+    entry = report["sts"][0]
+    assert entry["collapsed"]
+    for over in ("all", "mean", "wmean"):
+        assert entry[over]["spearman"] is None
+        assert entry[over]["pearson"] is None
+    assert report["average"]["spearman"] is None
+    assert report["average"]["reason"] == "undefined on one, two"
+    table = evaluate.format_table(report)
+    assert "undefined" in table
+    assert "one: collapsed embeddings: every pair has the cosine 1" in table
+    json.dumps(report, allow_nan=False)
+
+
+def test_one_constant_set_is_not_left_out_of_the_average():
+    flat = make_set("flat", [("a", 2, 0.3), ("a", 2, 0.5)])
+    report = evaluate.make_report(FakeModel(), [make_set("own", ROWS), flat])
+    assert report["sts"][0]["all"]["spearman"] is not None
+    assert report["average"]["spearman"] is None
+    assert "flat: all is undefined: all gold scores are 2." in evaluate.format_table(
+        report
+    )
+
+
+def test_a_published_set_of_another_size_says_so():
+    report = evaluate.make_report(FakeModel(), [make_set("STS16.test", ROWS)])
+    assert report["sts"][0]["comparable"] is False
+    assert "has 8 pairs, published STS16 has 1186" in evaluate.format_table(report)
+
+
+def test_truncated_texts_are_counted():
+    report = evaluate.make_report(FakeModel(), [make_set("own", ROWS)], max_length=2)
+    assert report["sts"][0]["texts_truncated"] == 8
+    assert "8 of 16 texts truncated (max 2 tokens)" in evaluate.format_table(report)
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    checkpoints.write_description(folder, CONFIG, Tokenizer(VOCABULARY), 16)
+    init = encoder.SentenceEncoder(CONFIG).init
+    shapes = jax.eval_shape(init, jax.random.key(0), np.ones((1, 8), np.int32))
+    shapes = nn.unbox(shapes["params"])
+    with checkpoints.Checkpointer(checkpoints.CheckpointConfig(), folder) as saver:
+        for step in (0, 4):
+            rng = np.random.default_rng(step)
+            params = jax.tree.map(
+                lambda x, rng=rng: rng.normal(0.0, 0.5, x.shape).astype(x.dtype), shapes
+            )
+            saver.save(step, params=params, train={"s": step}, meta={})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def sts_file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("data") / "pairs.tsv"
+    rng = np.random.default_rng(0)
+    words = ["a", "small", "dog", "runs", "two", "cats", "sleep"]
+    lines = ["subset\tscore\tsentence1\tsentence2"]
+    for i in range(20):
+        left, right = (" ".join(rng.choice(words, 3)) for _ in range(2))
+        lines.append(f"{'xy'[i % 2]}\t{i % 7}\t{left}\t{right}")
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_command_writes_what_it_scored_and_how(model_dir, sts_file, tmp_path, capsys):
+    target = tmp_path / "report.json"
+    flags = [f"--model_dir={model_dir}", f"--sts={sts_file}", f"--json={target}"]
+    assert evaluate.main([*flags, "--batch_size=2"]) == 0
+    table = capsys.readouterr().out
+    report = json.loads(target.read_text())
+    model, entry = report["model"], report["sts"][0]
+    assert (model["path"], model["step"]) == (str(model_dir), 4)
+    assert (model["pooling"], model["projection_dim"]) == ("first", None)
+    assert (model["dtype"], model["num_params"]) == ("float32", CONFIG.num_params())
+    assert report["settings"]["max_length"] == 16
+    assert entry["file"] == str(sts_file)
+    assert entry["sha256"] == hashlib.sha256(sts_file.read_bytes()).hexdigest()
+    assert entry["pairs"] == 20
+    assert {k: v["n"] for k, v in entry["subsets"].items()} == {"x": 10, "y": 10}
+    assert f"{entry['all']['spearman']:.2f}" in table
+    # The scores are those of the vectors, whatever the batch size.
+    sts_set = sts_sets.load_tsv(sts_file)
+    loaded = SentenceT5.load(model_dir)
+    left = loaded.encode(sts_set.sentences1)
+    right = loaded.encode(sts_set.sentences2)
+    want = sts.spearman((left * right).sum(1), sts_set.scores)
+    assert entry["all"]["spearman"] == pytest.approx(want, abs=1e-4)
+    # Step 0 is another model.
+    assert evaluate.main([*flags, "--step=0"]) == 0
+    untrained = json.loads(target.read_text())
+    assert untrained["model"]["step"] == 0
+    assert untrained["sts"][0]["all"] != entry["all"]
+
+
+def test_command_errors_name_the_place(model_dir, sts_file, tmp_path, capsys):
+    bad = tmp_path / "bad.tsv"
+    bad.write_text("score\tsentence1\tsentence2\n1\ta\tb\n2\ta\n")
+    assert evaluate.main([f"--model_dir={model_dir}", f"--sts={bad}"]) == 1
+    assert "bad.tsv, line 3: got 2 fields" in capsys.readouterr().err
+    assert evaluate.main([f"--model_dir={tmp_path}", f"--sts={sts_file}"]) == 1
+    assert "No encoder.json" in capsys.readouterr().err
+    assert evaluate.main([f"--model_dir={model_dir}", "--sts=gone.tsv"]) == 1
+    assert "gone.tsv" in capsys.readouterr().err
+    flags = [f"--model_dir={model_dir}", f"--sts={sts_file}", "--score_column=grade"]
+    assert evaluate.main(flags) == 1
+    assert "no column 'grade'" in capsys.readouterr().err
