@@ -11,21 +11,19 @@ walks through epochs of its own.
 """
 
 import dataclasses
-import queue
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+import logging
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
-from absl import logging
 
-from sentence_t5 import names
-from sentence_t5.token_cache import Texts, TokenizedExamples
+from sentence_t5 import names, permutation
+from sentence_t5.tokenized import Texts, TokenizedExamples
+
+_logger = logging.getLogger(__name__)
 
 Batch = dict[str, np.ndarray]
 
 _SIDES = ((names.INPUTS, names.LEFT_TOKENS), (names.TARGETS, names.RIGHT_TOKENS))
-_ROUNDS = 6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +79,7 @@ class TrainBatches:
             if num_negatives
         )
         if self.num_unused_negatives:
-            logging.info(
+            _logger.info(
                 "%d hard negatives are left out of each epoch: rows with more than "
                 "num_negatives=%d draw theirs anew each time.",
                 self.num_unused_negatives,
@@ -106,7 +104,15 @@ class TrainBatches:
             start += part.num_rows
             if first < last:
                 epoch, rows = self._rows(index, step, first, last)
-                pieces.append(self._arrays(index, epoch, rows))
+                pieces.append(
+                    _arrays(
+                        part.examples,
+                        rows,
+                        self._lengths,
+                        self._num_negatives,
+                        permutation.mix(self._seed, index, epoch, 1),
+                    )
+                )
                 ids.append(part.first_id + rows)
         keys = pieces[0].keys()
         batch = {key: np.concatenate([piece[key] for piece in pieces]) for key in keys}
@@ -122,30 +128,9 @@ class TrainBatches:
         positions = np.arange(first, last, dtype=np.int64) + batch * part.num_rows
         if not self._shuffle:
             return epoch, positions
-        return epoch, permute(positions, num, mix(self._seed, index, epoch))
-
-    def _arrays(self, index: int, epoch: int, rows: np.ndarray) -> Batch:
-        """Pads the texts of some rows of one part."""
-        examples = self._parts[index].examples
-        batch = {
-            key: pad(examples.texts[feature], rows, self._lengths[feature])
-            for feature, key in _SIDES
-        }
-        if self._num_negatives:
-            texts = choose_negatives(
-                examples.negative_rows,
-                rows,
-                self._num_negatives,
-                mix(self._seed, index, epoch, 1),
-            )
-            length = self._lengths[names.NEGATIVE_TARGETS]
-            mask = texts >= 0
-            tokens = np.zeros((*texts.shape, length), np.int32)
-            negatives = examples.texts[names.NEGATIVE_TARGETS]
-            tokens[mask] = pad(negatives, texts[mask], length)
-            batch[names.NEGATIVE_TOKENS] = tokens
-            batch[names.NEGATIVE_MASK] = mask
-        return batch
+        return epoch, permutation.permute(
+            positions, num, permutation.mix(self._seed, index, epoch)
+        )
 
 
 def eval_batches(
@@ -153,6 +138,7 @@ def eval_batches(
     lengths: Mapping[str, int],
     *,
     batch_size: int,
+    num_negatives: int,
     process_index: int,
     process_count: int,
 ) -> Iterator[Batch]:
@@ -162,16 +148,37 @@ def eval_batches(
         rows = np.arange(share, dtype=np.int64) + first + process_index * share
         mask = rows < len(examples)
         real = rows[mask]
-        batch = {names.ROW_MASK: mask}
-        for feature, key in _SIDES:
-            tokens = np.zeros((share, lengths[feature]), np.int32)
-            tokens[mask] = pad(examples.texts[feature], real, lengths[feature])
-            batch[key] = tokens
+        found = _arrays(examples, real, lengths, num_negatives, key=0)
         if examples.scores is not None:
-            scores = np.zeros(share, np.float32)
-            scores[mask] = examples.scores[real]
-            batch[names.SCORES] = scores
+            found[names.SCORES] = np.asarray(examples.scores[real], np.float32)
+        batch = {names.ROW_MASK: mask}
+        for name, values in found.items():
+            batch[name] = np.zeros((share, *values.shape[1:]), values.dtype)
+            batch[name][mask] = values
         yield batch
+
+
+def _arrays(
+    examples: TokenizedExamples,
+    rows: np.ndarray,
+    lengths: Mapping[str, int],
+    num_negatives: int,
+    key: int,
+) -> Batch:
+    """Pads the texts of some rows; `key` draws the negatives of rows with more."""
+    batch = {
+        name: pad(examples.texts[feature], rows, lengths[feature])
+        for feature, name in _SIDES
+    }
+    if num_negatives:
+        texts = choose_negatives(examples.negative_rows, rows, num_negatives, key)
+        mask = texts >= 0
+        length = lengths[names.NEGATIVE_TARGETS]
+        tokens = np.zeros((*texts.shape, length), np.int32)
+        tokens[mask] = pad(examples.texts[names.NEGATIVE_TARGETS], texts[mask], length)
+        batch[names.NEGATIVE_TOKENS] = tokens
+        batch[names.NEGATIVE_MASK] = mask
+    return batch
 
 
 def pad(texts: Texts, rows: np.ndarray, length: int) -> np.ndarray:
@@ -220,7 +227,9 @@ def choose_negatives(
     chosen = np.arange(num, dtype=np.int64)[None]
     texts = np.where(chosen < counts, firsts + chosen, -1)
     for index in np.flatnonzero(counts > num):
-        draw = permute(chosen[0], int(counts[index, 0]), mix(key, int(rows[index])))
+        draw = permutation.permute(
+            chosen[0], int(counts[index, 0]), permutation.mix(key, int(rows[index]))
+        )
         texts[index] = firsts[index] + draw
     return texts
 
@@ -236,7 +245,7 @@ def count_truncated(
             continue
         counts[feature] = sum(part.num_longer(length) for part in texts)
         if counts[feature]:
-            logging.warning(
+            _logger.warning(
                 "%d of %d texts of %r are longer than %d tokens and will be trimmed.",
                 counts[feature],
                 sum(map(len, texts)),
@@ -244,119 +253,3 @@ def count_truncated(
                 length,
             )
     return counts
-
-
-def mix(*numbers: int) -> int:
-    """Hashes integers to one of 64 bits (splitmix64, one number after the other)."""
-    mask = (1 << 64) - 1
-    state = 0
-    for number in numbers:
-        state = (state + number + 0x9E3779B97F4A7C15) & mask
-        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & mask
-        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & mask
-        state ^= state >> 31
-    return state
-
-
-def permute(positions: np.ndarray, num: int, key: int) -> np.ndarray:
-    """Returns where a random permutation of range(num) sends some positions.
-
-    A Feistel network over the next power of four above `num`; a result beyond `num` is
-    sent through it again until it falls inside. Nothing of size `num` is ever made.
-
-    Args:
-      positions: int [b], each in range(num).
-      num: how many there are.
-      key: chooses the permutation, 64 bits.
-
-    Returns:
-      int64 [b], in range(num).
-    """
-    half = np.uint64(max(1, ((num - 1).bit_length() + 1) // 2))
-    low = np.uint64((1 << int(half)) - 1)
-    keys = [np.uint64(mix(key, i)) for i in range(_ROUNDS)]
-    result = positions.astype(np.uint64)
-    outside = np.ones(result.shape, bool)
-    while outside.any():
-        value = result[outside]
-        left, right = value >> half, value & low
-        for round_key in keys:
-            left, right = right, left ^ (_scramble(right ^ round_key) & low)
-        result[outside] = (left << half) | right
-        outside = result >= np.uint64(num)
-    return result.astype(np.int64)
-
-
-def _scramble(values: np.ndarray) -> np.ndarray:
-    """Mixes the bits of uint64 values (the finaliser of splitmix64)."""
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))
-
-
-class Prefetcher:
-    """Builds batches and puts them on the devices ahead of time, in a thread.
-
-    Iterating gives (step, batch, row ids) for start_step, start_step + 1, ... What goes
-    wrong in the thread is raised where the batch is asked for. Close it, or use `with`.
-    """
-
-    def __init__(
-        self,
-        batches: TrainBatches,
-        start_step: int,
-        put: Callable[[Batch], Any],
-        depth: int = 2,
-    ):
-        """Starts the thread; see `datasets.prefetch`."""
-        if depth < 1:
-            raise ValueError(f"depth must be at least 1, got {depth}.")
-        self._queue: queue.Queue = queue.Queue(depth)
-        self._stop = threading.Event()
-        self._thread = threading.Thread(
-            target=self._run, args=(batches, start_step, put), daemon=True
-        )
-        self._thread.start()
-
-    def _run(self, batches: TrainBatches, step: int, put: Callable[[Batch], Any]):
-        try:
-            while not self._stop.is_set():
-                batch, ids = batches.batch(step)
-                self._offer((step, put(batch), ids))
-                step += 1
-        except BaseException as error:
-            self._offer(error)
-
-    def _offer(self, item: Any) -> None:
-        while not self._stop.is_set():
-            try:
-                return self._queue.put(item, timeout=0.1)
-            except queue.Full:
-                continue
-
-    def __iter__(self) -> "Prefetcher":
-        return self
-
-    def __next__(self) -> tuple[int, Any, np.ndarray]:
-        while not self._stop.is_set():
-            try:
-                item = self._queue.get(timeout=0.1)
-            except queue.Empty:
-                continue
-            if isinstance(item, BaseException):
-                self.close()
-                raise item
-            return item
-        raise StopIteration
-
-    def close(self) -> None:
-        """Stops the thread and drops what it has built."""
-        self._stop.set()
-        if self._thread is not threading.current_thread():
-            self._thread.join()
-
-    def __enter__(self) -> "Prefetcher":
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.close()

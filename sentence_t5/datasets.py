@@ -9,15 +9,17 @@ mistake that would fail late or, worse, quietly train on the wrong thing fails h
 
 import dataclasses
 import importlib
-from collections.abc import Callable, Iterator, Mapping
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import seqio
-from absl import logging
 
-from sentence_t5 import batching, names, token_cache
-from sentence_t5.token_cache import TokenizedExamples
+from sentence_t5 import batching, names, prefetching, token_cache, vocabularies
+from sentence_t5.tokenized import TokenizedExamples
+
+_logger = logging.getLogger(__name__)
 
 _FEATURES = (names.INPUTS, names.TARGETS, names.NEGATIVE_TARGETS)
 
@@ -101,6 +103,11 @@ class MixedExamples:
         return sum(len(examples) for examples, _ in self.parts)
 
     @property
+    def task_name(self) -> str:
+        """The names of the tasks."""
+        return "+".join(examples.task_name for examples, _ in self.parts)
+
+    @property
     def fingerprint(self) -> str:
         """Changes with any example and any rate."""
         return " ".join(f"{part.fingerprint}@{rate:.6g}" for part, rate in self.parts)
@@ -133,6 +140,7 @@ def load_examples(cfg: DatasetConfig) -> Examples:
     tasks = cfg.tasks()
     for task, _ in tasks:
         _check_features(cfg, task)
+    _check_one_vocabulary([task for task, _ in tasks])
     parts = [
         (token_cache.load(task, cfg.split, cfg.cache_dir), rate) for task, rate in tasks
     ]
@@ -169,7 +177,7 @@ def make_batches(
     parts = _mixture_parts(examples)
     first_id = 0
     placed = []
-    shares = batching_shares([rate for _, rate in parts], cfg.batch_size)
+    shares = batch_shares([rate for _, rate in parts], cfg.batch_size)
     for (part, rate), share in zip(parts, shares, strict=True):
         if share == 0:
             raise ValueError(
@@ -196,8 +204,16 @@ def make_batches(
     )
 
 
-def batching_shares(rates: list[float], batch_size: int) -> list[int]:
-    """Splits a batch by rates: the largest remainders get the rows left over."""
+def batch_shares(rates: Sequence[float], batch_size: int) -> list[int]:
+    """Splits a batch by rates: the largest remainders get the rows left over.
+
+    Args:
+      rates: of the tasks of a mixture; their sum does not matter.
+      batch_size: rows to share out.
+
+    Returns:
+      Rows of each task in every batch, summing to `batch_size`.
+    """
     total = sum(rates)
     exact = [rate / total * batch_size for rate in rates]
     shares = [int(value) for value in exact]
@@ -224,8 +240,8 @@ def eval_batches(
 
     Yields:
       left and right tokens int32 [b L], row_mask bool [b] (False on the padding rows of
-      the last batch), and scores float32 [b] where the task has them. All hosts get the
-      same number of batches.
+      the last batch), negatives as in training, and scores float32 [b] where the task
+      has them. All hosts get the same number of batches.
     """
     _check_process_count(cfg, process_count)
     if isinstance(examples, MixedExamples):
@@ -236,6 +252,7 @@ def eval_batches(
         examples,
         cfg.lengths(),
         batch_size=cfg.batch_size,
+        num_negatives=cfg.num_negatives,
         process_index=process_index,
         process_count=process_count,
     )
@@ -246,7 +263,7 @@ def prefetch(
     start_step: int,
     put: Callable[[batching.Batch], Any],
     depth: int = 2,
-) -> batching.Prefetcher:
+) -> prefetching.Prefetcher:
     """Builds batches ahead of the training loop, in a thread.
 
     Args:
@@ -258,7 +275,7 @@ def prefetch(
     Returns:
       An iterator of (step, what `put` returned, row ids int64 [b]); close it when done.
     """
-    return batching.Prefetcher(batches, start_step, put, depth)
+    return prefetching.Prefetcher(batches, start_step, put, depth)
 
 
 def check_token_ids(examples: Examples, vocab_size: int) -> None:
@@ -315,6 +332,22 @@ def _check_features(cfg: DatasetConfig, task: seqio.Task) -> None:
         )
 
 
+def _check_one_vocabulary(tasks: list[seqio.Task]) -> None:
+    """Checks that all texts are turned into ids in one way."""
+    (first, vocabulary), *others = [
+        (task.name, task.output_features[feature].vocabulary)
+        for task in tasks
+        for feature in _FEATURES
+        if feature in task.output_features
+    ]
+    for name, other in others:
+        if vocabularies.sha256(other) != vocabularies.sha256(vocabulary):
+            raise ValueError(
+                f"Tasks {first!r} and {name!r} have texts with different vocabularies; "
+                "one model has one. Give them the same."
+            )
+
+
 def _check_negatives(cfg: DatasetConfig, examples: TokenizedExamples) -> None:
     """Compares the negatives that are there with those that are asked for."""
     if examples.negative_rows is None:
@@ -327,7 +360,7 @@ def _check_negatives(cfg: DatasetConfig, examples: TokenizedExamples) -> None:
             "num_negatives to 0 or name another column."
         )
     if not cfg.num_negatives and total:
-        logging.warning(
+        _logger.warning(
             "Task %r has %d hard negatives that are NOT USED, because "
             "DatasetConfig.num_negatives is 0. Set it to use them.",
             examples.task_name,

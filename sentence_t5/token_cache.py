@@ -1,115 +1,38 @@
 """Runs a SeqIO task once and keeps its token ids in memory-mapped files.
 
 Training walks examples by index, in any order, on every host; `tf.data` can only stream
-them. So a task is tokenized once, untrimmed, into flat arrays:
-
-    inputs.tokens [T]  inputs.starts [n+1]       row i is tokens[starts[i]:starts[i+1]]
-    negative_targets.rows [n+1]                  row i has texts rows[i]..rows[i+1]-1
-
-in a folder named by a hash of everything that the ids depend on: the source's contents,
-the preprocessors' code, the vocabulary and the features. A folder is written elsewhere
-and renamed, so that it is complete or absent.
+them. So a task is tokenized once, untrimmed, into the files of `tokenized`, in a folder
+named by a hash of everything that the ids depend on: the source's contents, the
+preprocessors' code, the vocabulary and the features. A folder is written elsewhere and
+renamed, so that it is complete or absent.
 """
 
-import collections
 import contextlib
-import dataclasses
 import fcntl
-import hashlib
-import json
+import logging
 import os
 import pathlib
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
-import numpy as np
 import seqio
 import tensorflow as tf
-from absl import logging
 
-from sentence_t5 import names, task_identity
+from sentence_t5 import names, task_identity, tokenized
 from sentence_t5.tasks import text_pairs
 
-_FORMAT = 1
+_logger = logging.getLogger(__name__)
+
 _ENVIRONMENT = "SENTENCE_T5_CACHE"
 _DEFAULT_DIR = "~/.cache/sentence_t5/tokens"
 _CHECKED_ROWS = 8
-_TEXTS = (names.INPUTS, names.TARGETS, names.NEGATIVE_TARGETS)
-
-# A block of rows as numpy: for each text feature the list of its rows (a list of ids,
-# or, for negatives, a list of lists of ids); for scores a list of floats.
-Block = Mapping[str, list]
 
 
-@dataclasses.dataclass(frozen=True)
-class Texts:
-    """Token ids of many texts, end to end.
-
-    Attributes:
-      tokens: ids, each text ending in EOS; [T], uint16 or int32.
-      starts: where each text starts, and the end of the last one; int64 [n+1].
-    """
-
-    tokens: np.ndarray
-    starts: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.starts) - 1
-
-    def __getitem__(self, index: int) -> list[int]:
-        return self.tokens[self.starts[index] : self.starts[index + 1]].tolist()
-
-    def num_longer(self, length: int) -> int:
-        """Returns how many texts have more than `length` tokens, EOS included."""
-        return int(np.count_nonzero(np.diff(self.starts) > length))
-
-
-@dataclasses.dataclass(frozen=True)
-class TokenizedExamples:
-    """All examples of one split of one task, by index.
-
-    Attributes:
-      task_name: the SeqIO task.
-      split: its split.
-      fingerprint: hash of the ids and scores themselves: equal for equal examples.
-      vocabulary_size: pieces and sentinels of the vocabulary.
-      max_id: the largest id that occurs.
-      texts: for each text feature, its texts.
-      negative_rows: row i has the negatives `negative_rows[i]` up to, not including,
-        `negative_rows[i + 1]`; int64 [n+1]. None without negatives.
-      scores: similarity judgements; float32 [n]. None without scores.
-    """
-
-    task_name: str
-    split: str
-    fingerprint: str
-    vocabulary_size: int
-    max_id: int
-    texts: Mapping[str, Texts]
-    negative_rows: np.ndarray | None = None
-    scores: np.ndarray | None = None
-
-    def __len__(self) -> int:
-        return len(self.texts[names.INPUTS])
-
-    def row(self, index: int) -> Mapping[str, Any]:
-        """Returns the ids (untrimmed, with EOS) and the score of one example."""
-        if not 0 <= index < len(self):
-            raise IndexError(f"Row {index} of {len(self)} in {self.task_name!r}.")
-        row = {key: self.texts[key][index] for key in _TEXTS[:2] if key in self.texts}
-        if self.negative_rows is not None:
-            first, last = self.negative_rows[index : index + 2]
-            negatives = self.texts[names.NEGATIVE_TARGETS]
-            row[names.NEGATIVE_TARGETS] = [negatives[i] for i in range(first, last)]
-        if self.scores is not None:
-            row[names.SCORES] = float(self.scores[index])
-        return row
-
-
-def load(task: seqio.Task, split: str, cache_dir: str | None) -> TokenizedExamples:
+def load(
+    task: seqio.Task, split: str, cache_dir: str | None
+) -> tokenized.TokenizedExamples:
     """Returns the tokenized examples of a task, from the cache where it has them.
 
     Args:
@@ -122,12 +45,9 @@ def load(task: seqio.Task, split: str, cache_dir: str | None) -> TokenizedExampl
     Raises:
       ValueError: the task draws at random, has no rows, or leaves out EOS.
     """
-    # TensorFlow reads and tokenizes; the accelerators are JAX's.
-    with contextlib.suppress(RuntimeError):
-        tf.config.set_visible_devices([], "GPU")
-    key = task_identity.cache_key(task, split, _FORMAT)
+    key = task_identity.cache_key(task, split, tokenized.FORMAT)
     if key is None:
-        logging.info(
+        _logger.info(
             "Task %r reads from a source whose contents cannot be fingerprinted: it is "
             "tokenized anew at each start.",
             task.name,
@@ -138,7 +58,7 @@ def load(task: seqio.Task, split: str, cache_dir: str | None) -> TokenizedExampl
         root.mkdir(parents=True, exist_ok=True)
         lock = open(root / f"{key}.lock", "w")  # noqa: SIM115
     except OSError as error:
-        logging.warning(
+        _logger.warning(
             "The token cache %s cannot be written (%s): %r is tokenized anew. Set %s "
             "or `DatasetConfig.cache_dir` to a folder that can be written.",
             cache_dir,
@@ -156,7 +76,7 @@ def load(task: seqio.Task, split: str, cache_dir: str | None) -> TokenizedExampl
             _build(task, split, fresh)
             shutil.rmtree(folder, ignore_errors=True)
             os.replace(fresh, folder)
-        return _open(folder)
+        return tokenized.open_folder(folder)
 
 
 def _root(cache_dir: str | None) -> pathlib.Path:
@@ -186,18 +106,18 @@ def _exclusive(file) -> Iterator[None]:
 
 def _hit(
     task: seqio.Task, split: str, folder: pathlib.Path
-) -> TokenizedExamples | None:
+) -> tokenized.TokenizedExamples | None:
     """Opens `folder` if it is whole and its first rows are what the task gives."""
     if not folder.exists():
         return None
     try:
-        examples = _open(folder)
+        examples = tokenized.open_folder(folder)
     except (OSError, ValueError, KeyError) as error:
-        logging.warning("Damaged token cache %s (%s): tokenizing anew.", folder, error)
+        _logger.warning("Damaged token cache %s (%s): tokenizing anew.", folder, error)
         return None
     for index, row in enumerate(_head(task, split)):
         if index >= len(examples) or row != examples.row(index):
-            logging.warning(
+            _logger.warning(
                 "Task %r no longer gives the ids in %s (row %d): tokenizing anew.",
                 task.name,
                 folder,
@@ -207,13 +127,13 @@ def _hit(
     return examples
 
 
-def _build_temporary(task: seqio.Task, split: str) -> TokenizedExamples:
+def _build_temporary(task: seqio.Task, split: str) -> tokenized.TokenizedExamples:
     """Tokenizes into a folder that goes away with the examples."""
     parent = tempfile.mkdtemp(prefix="sentence_t5-tokens-")
     folder = pathlib.Path(parent) / "new"
     try:
         _build(task, split, folder)
-        examples = _open(folder)
+        examples = tokenized.open_folder(folder)
     except BaseException:
         shutil.rmtree(parent, ignore_errors=True)
         raise
@@ -225,14 +145,14 @@ def _build(task: seqio.Task, split: str, folder: pathlib.Path) -> None:
     """Tokenizes all rows of a task into `folder`."""
     folder.mkdir()
     vocabulary = task.output_features[names.INPUTS].vocabulary
-    writer = _Writer(folder, task, vocabulary.vocab_size)
+    writer = tokenized.Writer(folder, task.name, vocabulary.vocab_size)
     plain = text_pairs.is_plain(task)
     for block in _plain_blocks(task, split) if plain else _any_blocks(task, split):
         writer.append(block)
     writer.close(split)
 
 
-def _plain_blocks(task: seqio.Task, split: str) -> Iterator[Block]:
+def _plain_blocks(task: seqio.Task, split: str) -> Iterator[tokenized.Block]:
     """Yields all rows of a task of our own kind, encoded straight by SentencePiece.
 
     That is many times faster than row by row in `tf.data`. The first rows are compared
@@ -252,7 +172,7 @@ def _plain_blocks(task: seqio.Task, split: str) -> Iterator[Block]:
         yield text_pairs.encode(task, rows)
 
 
-def _any_blocks(task: seqio.Task, split: str) -> Iterator[Block]:
+def _any_blocks(task: seqio.Task, split: str) -> Iterator[tokenized.Block]:
     """Yields all rows of any task, after a check that it does not draw at random."""
     if _seqio_rows(task, split) != _seqio_rows(task, split):
         raise ValueError(
@@ -264,7 +184,7 @@ def _any_blocks(task: seqio.Task, split: str) -> Iterator[Block]:
     yield from _seqio_blocks(task, split)
 
 
-def _rows(block: Block) -> list[dict]:
+def _rows(block: tokenized.Block) -> list[dict]:
     """Returns the rows of a block as dicts."""
     return [
         dict(zip(block, values, strict=True))
@@ -290,9 +210,14 @@ def _seqio_rows(task: seqio.Task, split: str) -> list[dict]:
 
 def _seqio_blocks(
     task: seqio.Task, split: str, limit: int | None = None
-) -> Iterator[Block]:
+) -> Iterator[tokenized.Block]:
     """Yields rows in blocks, as `task.get_dataset` gives them."""
-    wanted = [key for key in (*_TEXTS, names.SCORES) if key in task.output_features]
+    # TensorFlow reads and tokenizes; the accelerators are JAX's.
+    with contextlib.suppress(RuntimeError):
+        tf.config.set_visible_devices([], "GPU")
+    wanted = [
+        key for key in (*tokenized.TEXTS, names.SCORES) if key in task.output_features
+    ]
     try:
         dataset = task.get_dataset(
             sequence_length=None,
@@ -323,123 +248,3 @@ def _to_list(tensor: tf.Tensor | tf.RaggedTensor) -> list:
     if isinstance(tensor, tf.RaggedTensor):
         return tensor.to_list()
     return tensor.numpy().tolist()
-
-
-class _Writer:
-    """Appends blocks of rows to the files of one folder."""
-
-    def __init__(self, folder: pathlib.Path, task: seqio.Task, vocabulary_size: int):
-        self._folder = folder
-        self._task = task
-        self._vocabulary_size = vocabulary_size
-        self._dtype = np.dtype("<u2" if vocabulary_size <= 1 << 16 else "<i4")
-        self._lengths = collections.defaultdict(list)
-        self._hashes = collections.defaultdict(hashlib.sha256)
-        self._max_id = -1
-        self._num_rows = 0
-
-    def append(self, block: Block) -> None:
-        """Appends a block of rows."""
-        for key, rows in block.items():
-            if key == names.SCORES:
-                self._write("scores", np.asarray(rows, "<f4"))
-                continue
-            if key == names.NEGATIVE_TARGETS:
-                self._lengths[f"{key}.rows"].extend(map(len, rows))
-                rows = [text for texts in rows for text in texts]
-            self._check_eos(key, rows)
-            self._lengths[f"{key}.starts"].extend(map(len, rows))
-            ids = np.asarray([token for text in rows for token in text], np.int64)
-            self._check_ids(key, ids)
-            self._write(f"{key}.tokens", ids.astype(self._dtype))
-        self._num_rows += len(block[names.INPUTS])
-
-    def close(self, split: str) -> None:
-        """Writes where the rows start, and the description that completes a folder."""
-        if not self._num_rows:
-            raise ValueError(
-                f"Task {self._task.name!r} has no rows in split {split!r}."
-            )
-        digest = hashlib.sha256()
-        for name, lengths in self._lengths.items():
-            starts = np.concatenate([[0], np.cumsum(lengths)]).astype("<i8")
-            self._write(name, starts)
-        for name, part in sorted(self._hashes.items()):
-            digest.update(f"{name} {part.hexdigest()}\n".encode())
-        description = {
-            "format": _FORMAT,
-            "task": self._task.name,
-            "split": split,
-            "num_rows": self._num_rows,
-            "dtype": self._dtype.str,
-            "vocabulary_size": self._vocabulary_size,
-            "max_id": self._max_id,
-            "files": {
-                name: (self._folder / name).stat().st_size for name in self._hashes
-            },
-            "fingerprint": digest.hexdigest(),
-        }
-        (self._folder / "description.json").write_text(
-            json.dumps(description, indent=2), encoding="utf-8"
-        )
-
-    def _write(self, name: str, values: np.ndarray) -> None:
-        data = values.tobytes()
-        self._hashes[name].update(data)
-        with open(self._folder / name, "ab") as file:
-            file.write(data)
-
-    def _check_eos(self, key: str, texts: list[list[int]]) -> None:
-        for index, text in enumerate(texts):
-            if not text or text[-1] != names.EOS_ID:
-                raise ValueError(
-                    f"Task {self._task.name!r}: text {index} of {key!r} near row "
-                    f"{self._num_rows} does not end in EOS (id {names.EOS_ID}); its "
-                    f"last ids are {text[-3:]}. Add "
-                    "`seqio.preprocessors.append_eos_after_trim` as the last "
-                    "preprocessor, and `add_eos=True` to the feature."
-                )
-
-    def _check_ids(self, key: str, ids: np.ndarray) -> None:
-        if not ids.size:
-            return
-        self._max_id = max(self._max_id, int(ids.max()))
-        if ids.min() < 0 or ids.max() >= self._vocabulary_size:
-            raise ValueError(
-                f"Task {self._task.name!r}: {key!r} has ids from {ids.min()} to "
-                f"{ids.max()}, outside its vocabulary of {self._vocabulary_size}."
-            )
-
-
-def _open(folder: pathlib.Path) -> TokenizedExamples:
-    """Maps the files of a complete folder into memory."""
-    text = (folder / "description.json").read_text(encoding="utf-8")
-    description = json.loads(text)
-    for name, size in description["files"].items():
-        if (folder / name).stat().st_size != size:
-            raise ValueError(f"{name} has not its {size} bytes")
-
-    def read(name: str, dtype: str) -> np.ndarray:
-        if not description["files"][name]:
-            return np.empty(0, dtype)
-        return np.memmap(folder / name, dtype, mode="r")
-
-    files = description["files"]
-    texts = {
-        key: Texts(
-            read(f"{key}.tokens", description["dtype"]), read(f"{key}.starts", "<i8")
-        )
-        for key in _TEXTS
-        if f"{key}.starts" in files
-    }
-    negative_rows = f"{names.NEGATIVE_TARGETS}.rows"
-    return TokenizedExamples(
-        task_name=description["task"],
-        split=description["split"],
-        fingerprint=description["fingerprint"],
-        vocabulary_size=description["vocabulary_size"],
-        max_id=description["max_id"],
-        texts=texts,
-        negative_rows=read(negative_rows, "<i8") if negative_rows in files else None,
-        scores=read("scores", "<f4") if "scores" in files else None,
-    )

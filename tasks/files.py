@@ -7,6 +7,7 @@ unless `on_missing` or `errors` says so, and then it is counted in the log.
 """
 
 import dataclasses
+import logging
 import math
 import pathlib
 import re
@@ -15,10 +16,11 @@ from typing import Any, Literal
 
 import seqio
 import tensorflow as tf
-from absl import logging
 
 from sentence_t5 import names
 from sentence_t5.tasks import records, text_pairs
+
+_logger = logging.getLogger(__name__)
 
 OnMissing = Literal["error", "drop", "keep"]
 Errors = records.Errors
@@ -152,10 +154,10 @@ def read(
             else:
                 yield row
         if num_dropped:
-            logging.warning("%s: %s dropped (no text).", path, _rows(num_dropped))
+            _logger.warning("%s: %s dropped (no text).", path, _rows(num_dropped))
         if num := reader.num_repaired:
             lines = "1 line" if num == 1 else f"{num} lines"
-            logging.warning("%s: %s repaired (not UTF-8).", path, lines)
+            _logger.warning("%s: %s repaired (not UTF-8).", path, lines)
 
 
 def default_name(kind: str, path: Paths | Mapping[str, Paths]) -> str:
