@@ -8,8 +8,8 @@ are committed and raises what went wrong in them.
 The only module that calls Orbax, and long for that reason: changes of its API end here.
 """
 
+import contextlib
 import dataclasses
-import json
 import logging
 import math
 import os
@@ -43,9 +43,15 @@ __all__ = [
 
 _logger = logging.getLogger(__name__)
 
-# Statuses of TensorStore that mean damaged files; others, such as missing rights or an
-# unreachable store, are the machine's trouble and don't condemn a checkpoint.
-_DAMAGE = ("NOT_FOUND", "DATA_LOSS", "OUT_OF_RANGE", "INVALID_ARGUMENT")
+# Statuses that mean trouble with the machine or the store; they condemn no checkpoint.
+_TROUBLE = (
+    "PERMISSION_DENIED",
+    "UNAUTHENTICATED",
+    "UNAVAILABLE",
+    "DEADLINE_EXCEEDED",
+    "RESOURCE_EXHAUSTED",
+    "ABORTED",
+)
 
 PyTree = Any
 
@@ -430,30 +436,26 @@ def load_params(
     directory, step, passed_over = files.find_params(path, step)
     for line in passed_over:
         _logger.warning("Passing over the checkpoint %s.", line)
-    try:
+    with _damage_named(directory):
         stored = _stored_tree(directory)
-        if expected is not None:
-            check_tree(directory, stored, expected)
-        if shardings is None:
-            restore_args = jax.tree.map(
-                lambda _: ocp.RestoreArgs(restore_type=np.ndarray), stored
-            )
-        else:
-            restore_args = jax.tree.map(
-                lambda _, sharding: ocp.ArrayRestoreArgs(sharding=sharding),
-                stored,
-                shardings,
-            )
-        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
-            params = reader.restore(
-                directory, args=ocp.args.PyTreeRestore(restore_args=restore_args)
-            )
-    except Exception as error:
-        if not _is_damage(error):
-            raise
-        raise ValueError(
-            f"The checkpoint {directory} can't be read: {_first_line(error)}"
-        ) from error
+    if expected is not None:
+        check_tree(directory, stored, expected)
+    if shardings is None:
+        restore_args = jax.tree.map(
+            lambda _: ocp.RestoreArgs(restore_type=np.ndarray), stored
+        )
+    else:
+        restore_args = jax.tree.map(
+            lambda _, sharding: ocp.ArrayRestoreArgs(sharding=sharding),
+            stored,
+            shardings,
+        )
+    args = ocp.args.PyTreeRestore(restore_args=restore_args)
+    with (
+        _damage_named(directory),
+        ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader,
+    ):
+        params = reader.restore(directory, args=args)
     return params, step
 
 
@@ -506,15 +508,33 @@ def _read_together(read):
     return result
 
 
+@contextlib.contextmanager
+def _damage_named(directory: epath.Path):
+    """Names the checkpoint in an error that comes from its files."""
+    try:
+        yield
+    except Exception as error:
+        if not _is_damage(error):
+            raise
+        raise ValueError(
+            f"The checkpoint {directory} can't be read: {_first_line(error)}"
+        ) from error
+
+
 def _is_damage(error: BaseException | None) -> bool:
-    """Whether an error comes from the files, not from the machine or a bug."""
+    """Whether an error comes from the files, not from the machine.
+
+    Readers raise ValueError for most of what a file can do to them, somewhere in the
+    chain. If it was a bug after all, every checkpoint meets it and none is set aside.
+    """
+    chain = []
     while error is not None:
-        if isinstance(error, FileNotFoundError | KeyError | json.JSONDecodeError):
-            return True
-        if any(status in str(error)[:1000] for status in _DAMAGE):
-            return True
+        chain.append(error)
         error = error.__cause__ or error.__context__
-    return False
+    if any(status in str(e)[:1000] for e in chain for status in _TROUBLE):
+        return False
+    kinds = FileNotFoundError | KeyError | ValueError | NotImplementedError
+    return any(isinstance(e, kinds) for e in chain)
 
 
 def _first_line(error: BaseException) -> str:

@@ -313,6 +313,7 @@ DAMAGE = {
     "no train": lambda d: shutil.rmtree(d / "train"),
     "cut meta": lambda d: cut(d / "meta" / "metadata"),
     "cut metrics": lambda d: cut(d / "metrics" / "metrics"),
+    "empty sharding": lambda d: (d / "params" / "_sharding").write_text(""),
     "cut tree": lambda d: cut(d / "params" / "_METADATA"),
     "no manifest": lambda d: (d / "params" / "manifest.ocdbt").unlink(),
     "cut manifest": lambda d: cut(d / "train" / "manifest.ocdbt"),
