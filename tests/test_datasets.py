@@ -292,7 +292,9 @@ def test_mixture_that_cannot_be(make_task):
     one, two = make_task(rows(20), "one"), make_task(rows(3), "two")
     rare = seqio.Mixture("rare", [(one, 1000), (two, 1)])
     cfg = config(rare, batch_size=8)
-    with pytest.raises(ValueError, match=r"'two' has rate 0\.000999: less than one row"):
+    with pytest.raises(
+        ValueError, match=r"'two' has rate 0\.000999: less than one row"
+    ):
         datasets.make_batches(cfg, datasets.load_examples(cfg))
     small = seqio.Mixture("small", [(one, 1), (two, 1)])
     cfg = config(small, batch_size=8)

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import logging
 import pathlib
 import shutil
 import threading
@@ -33,8 +34,9 @@ AWKWARD = [
 
 
 @pytest.fixture(autouse=True)
-def no_cache_of_the_users(monkeypatch):
+def own_cache_and_log(monkeypatch):
     monkeypatch.delenv("SENTENCE_T5_CACHE", raising=False)
+    monkeypatch.setattr(logging.getLogger("sentence_t5"), "propagate", True)
 
 
 @pytest.fixture
