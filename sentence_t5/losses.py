@@ -175,7 +175,7 @@ def candidate_mask(
     """
     batch = left_tokens.shape[0]
     rows = jnp.ones(batch, bool) if row_mask is None else row_mask
-    rights = jnp.broadcast_to(rows[None], (batch, batch))
+    rights = rows[:, None] & rows[None]
     negatives = None
     if negative_tokens is not None:
         real = jnp.broadcast_to(rows[:, None], negative_tokens.shape[:2])
