@@ -8,13 +8,18 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-# Verb -> what it does, one line. The module has the verb's name.
+# Verb -> what it does, one line. The module has the verb's name, or one given below.
 VERBS = {
     "train": "train a sentence encoder as gin files say",
     "evaluate": "score a trained model on STS files",
     "encode": "turn a file of texts, one a line, into vectors",
     "config": "check gin files and flags, print each value and its origin",
+    "import": "make a model folder out of somebody else's checkpoint",
+    "export": "write a model for sentence-transformers, StableHLO or ONNX",
+    "inspect": "say what a checkpoint of any format holds",
 }
+# `import` is no name for a module, and `inspect` is one of Python's own.
+MODULES = {"import": "import_weights", "inspect": "inspect_weights"}
 _USAGE_ERROR = 2
 
 
@@ -41,7 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"sentence-t5: there is no verb {verb}.{_nearest(verb)}", file=sys.stderr)
         print(_usage(), file=sys.stderr)
         return _USAGE_ERROR
-    return importlib.import_module(f"sentence_t5.{verb}").main(rest) or 0
+    module = MODULES.get(verb, verb)
+    return importlib.import_module(f"sentence_t5.{module}").main(rest) or 0
 
 
 def _usage() -> str:
