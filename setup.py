@@ -32,7 +32,9 @@ setuptools.setup(
     },
     include_package_data=False,
     install_requires=[
+        "absl-py>=2.0",
         "clu>=0.0.12",
+        "etils[epath]>=1.9",
         "flax>=0.12.0",
         "gin-config>=0.5.0",
         "grain>=0.2.12",
@@ -53,7 +55,7 @@ setuptools.setup(
     ],
     extras_require={
         "tpu": ["jax[tpu]>=0.9.0"],
-        "test": ["pytest>=8.0"],
+        "test": ["pytest>=8.0", "ruff>=0.14"],
         "dev": ["pytest>=8.0", "ruff>=0.14", "build>=1.2"],
     },
     entry_points={"console_scripts": ["sentence-t5 = sentence_t5.cli:main"]},

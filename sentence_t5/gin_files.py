@@ -122,6 +122,8 @@ class Config:
         gin.finalize()
         try:
             return gin.get_bindings(self.root)
+        except RecursionError as e:
+            raise ConfigError("A reference leads back to itself.") from e
         except (OSError, TypeError, ValueError) as e:
             # gin appends the call chain, innermost first.
             message, *calls = str(e).split("\n  In call to configurable ")
@@ -381,6 +383,21 @@ def _follow(config: Config, binding: Binding) -> list[Binding]:
     return chain
 
 
+def make_parser(command: str) -> argparse.ArgumentParser:
+    """Makes the parser of ``train`` or ``config``."""
+    parser = argparse.ArgumentParser(
+        prog=f"sentence-t5 {command}",
+        description={
+            "train": "Trains a sentence encoder as gin files say.",
+            "config": "Checks gin files and flags; prints each value and its origin.",
+        }[command],
+        epilog="Also --gin.NAME=VALUE for any macro or parameter. See docs/gin.md.",
+        allow_abbrev=False,
+    )
+    add_flags(parser)
+    return parser
+
+
 def main(argv: Sequence[str] | None = None, *, command: str = "train") -> int:
     """Reads a command line and trains, or explains what training would do.
 
@@ -392,17 +409,8 @@ def main(argv: Sequence[str] | None = None, *, command: str = "train") -> int:
         0, or 2 for a mistake in the files or flags, which is printed.
     """
     # TensorFlow only feeds the data: keep its start-up quiet.
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    parser = argparse.ArgumentParser(
-        prog=f"sentence-t5 {command}",
-        description={
-            "train": "Trains a sentence encoder as gin files say.",
-            "config": "Checks gin files and flags; prints each value and its origin.",
-        }[command],
-        epilog="Also --gin.NAME=VALUE for any macro or parameter. See docs/gin.md.",
-        allow_abbrev=False,
-    )
-    add_flags(parser)
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    parser = make_parser(command)
     try:
         flags = parse_flags(sys.argv[1:] if argv is None else argv, parser)
         config = load(flags)

@@ -15,4 +15,4 @@ os.environ["XLA_FLAGS"] = " ".join(
     if flag
 )
 # TensorFlow serves the data pipelines only: keep its start-up quiet.
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
