@@ -106,14 +106,17 @@ class SentenceEncoder(nn.Module):
 
     @nn.compact
     def __call__(
-        self, tokens: Int[Array, "B L"], deterministic: bool = True
+        self,
+        tokens: Int[Array, "B L"],
+        dropout_rows: Int[Array, " B"] | None = None,
     ) -> Float[Array, "B E"]:
         """Embeds each row of tokens.
 
         Args:
             tokens: ids, padded with 0 on the right. Padding is never attended to and
                 never pooled.
-            deterministic: True switches dropout off; False needs a ``dropout`` rng.
+            dropout_rows: each row's number in the global batch, by which dropout draws
+                from the ``dropout`` rng; None switches dropout off.
 
         Returns:
             One float32 vector per row, of unit length if ``config.normalize``.
@@ -122,12 +125,12 @@ class SentenceEncoder(nn.Module):
         mask = (tokens != names.PAD_ID)[:, None, :]
         embedder = layers.TokenEmbedder(cfg.t5, name="token_embedder")
         hidden = stack.EncoderStack(cfg.t5, name="encoder")(
-            embedder(tokens), mask, deterministic
+            embedder(tokens), mask, dropout_rows
         )
         if cfg.has_decoder:
             start = embedder(jnp.full_like(tokens[:, :1], names.PAD_ID))
             pooled = stack.DecoderStack(cfg.t5, name="decoder")(
-                start, hidden, mask, deterministic
+                start, hidden, mask, dropout_rows
             )
         elif cfg.pooling == "attention":
             pooled = pooling.AttentionPooling(name="attention_pooling")(hidden, mask)

@@ -117,9 +117,21 @@ class Partitioner:
         return NamedSharding(self.mesh, P())
 
     @contextlib.contextmanager
-    def scope(self) -> Iterator[None]:
-        """Gives activation constraints their mesh and rules while tracing."""
-        with self.mesh, nn.logical_axis_rules(tuple(RULES.items())):
+    def scope(self, manual: str | None = None) -> Iterator[None]:
+        """Gives activation constraints their mesh and rules while tracing.
+
+        Args:
+            manual: a mesh axis that the code inside handles by itself (under
+                ``shard_map``), so that constraints leave it out.
+        """
+        rules = RULES
+        if manual is not None:
+            rules = {name: _without(axes, manual) for name, axes in RULES.items()}
+        with contextlib.ExitStack() as stack:
+            if manual is None:
+                mesh = self.mesh.abstract_mesh
+                stack.enter_context(jax.sharding.use_abstract_mesh(mesh))
+            stack.enter_context(nn.logical_axis_rules(tuple(rules.items())))
             yield
 
     def check(self, config: encoder.EncoderConfig, batch_size: int) -> None:
@@ -227,6 +239,11 @@ class Partitioner:
                 axis = None
             axes.append(axis)
         return P(*axes)
+
+
+def _without(axes: str | tuple[str, ...], removed: str) -> tuple[str, ...] | None:
+    kept = (axes,) if isinstance(axes, str) else axes
+    return tuple(axis for axis in kept if axis != removed) or None
 
 
 def _dict_keys(path: jax.tree_util.KeyPath) -> tuple[str, ...]:

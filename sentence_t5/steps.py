@@ -17,7 +17,15 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int
 
-from sentence_t5 import encoder, losses, metrics, names, optim, partitioning
+from sentence_t5 import (
+    cached_gradients,
+    encoder,
+    losses,
+    metrics,
+    names,
+    optim,
+    partitioning,
+)
 
 Batch = dict[str, Array]
 Metrics = dict[str, Array]
@@ -57,15 +65,25 @@ class TrainState(flax.struct.PyTreeNode):
 class Trainer:
     """The jitted steps of one model on one mesh."""
 
-    def __init__(self, model: Model, partitioner: partitioning.Partitioner):
+    def __init__(
+        self,
+        model: Model,
+        partitioner: partitioning.Partitioner,
+        microbatch_size: int | None = None,
+    ):
         """Works out shapes and shardings; runs nothing.
 
         Args:
             model: what to train.
             partitioner: where to.
+            microbatch_size: pairs of the global batch to encode at once, for batches
+                whose activations don't fit; the gradients stay those of the whole
+                batch, for one more forward pass (see ``cached_gradients``). None
+                encodes all.
         """
         self.model = model
         self.partitioner = partitioner
+        self._microbatch_size = microbatch_size
         self._module = encoder.SentenceEncoder(model.encoder)
         boxed = jax.eval_shape(self._init_params, jax.random.key(0))
         param_shardings = partitioner.param_shardings(boxed)
@@ -156,15 +174,12 @@ class Trainer:
     def _train_step(
         self, state: TrainState, batch: Batch
     ) -> tuple[TrainState, Metrics]:
-        with self.partitioner.scope():
-            rng = jax.random.fold_in(state.rng, state.step)
-            (_, values), grads = jax.value_and_grad(self._loss, has_aux=True)(
-                state.params, batch, rng
-            )
-            updates, opt_state = self.model.optimizer.transform.update(
-                grads, state.opt_state, state.params
-            )
-            params = optax.apply_updates(state.params, updates)
+        rng = jax.random.fold_in(state.rng, state.step)
+        (_, values), grads = self._value_and_grad(state.params, batch, rng)
+        updates, opt_state = self.model.optimizer.transform.update(
+            grads, state.opt_state, state.params
+        )
+        params = optax.apply_updates(state.params, updates)
         grad_norms = metrics.tree_norms(grads)
         values |= {
             "grad_norm": jnp.linalg.norm(grad_norms),
@@ -175,9 +190,51 @@ class Trainer:
         state = state.replace(step=state.step + 1, params=params, opt_state=opt_state)
         return state, values
 
+    def _value_and_grad(
+        self, params: Any, batch: Batch, rng: Array
+    ) -> tuple[tuple[Float[Array, ""], Metrics], Any]:
+        groups = group_texts(batch)
+        loss = functools.partial(self._loss, batch)
+        if self._microbatch_size is None:
+
+            def of_params(params):
+                return loss(self._embed_groups(params, groups, rng))
+
+            with self.partitioner.scope():
+                return jax.value_and_grad(of_params, has_aux=True)(params)
+
+        def embed(params, texts, pairs, call):
+            with self.partitioner.scope(manual=names.DATA):
+                return self._embed(params, texts, pairs, call, rng)
+
+        return cached_gradients.value_and_grad(
+            embed,
+            loss,
+            params,
+            groups,
+            num_chunks=self._num_chunks(groups[0].shape[0]),
+            partitioner=self.partitioner,
+        )
+
+    def _num_chunks(self, batch_size: int) -> int:
+        """Returns how many chunks a batch is encoded in.
+
+        Raises:
+            ValueError: a chunk can't take the same number of rows from every device.
+        """
+        size, shards = self._microbatch_size, self.partitioner.num_batch_shards
+        if size % shards or batch_size % size:
+            raise ValueError(
+                f"Trainer.microbatch_size is {size}: it must be a multiple of the "
+                f"{shards} devices (data × fsdp) that share it, and divide the global "
+                f"batch of {batch_size}."
+            )
+        return batch_size // size
+
     def _eval_step(self, params: Any, batch: Batch) -> Metrics:
         with self.partitioner.scope():
-            return self._loss(params, batch, None)[1]
+            embedded = self._embed_groups(params, group_texts(batch), None)
+            return self._loss(batch, embedded)[1]
 
     def _encode_step(
         self, params: Any, tokens: Int[Array, "B L"]
@@ -186,11 +243,10 @@ class Trainer:
             return self._module.apply({"params": params}, tokens)
 
     def _loss(
-        self, params: Any, batch: Batch, rng: Array | None
+        self, batch: Batch, groups: list[Float[Array, "B G E"]]
     ) -> tuple[Float[Array, ""], Metrics]:
         config = self.model.loss
-        embed = functools.partial(self._embed, params, rng)
-        left, right, negatives = embed_pairs(embed, batch)
+        left, right, negatives = ungroup(groups, names.NEGATIVE_TOKENS in batch)
         mask = losses.candidate_mask(
             batch[names.LEFT_TOKENS],
             batch[names.RIGHT_TOKENS],
@@ -210,49 +266,59 @@ class Trainer:
         values = metrics.contrastive_metrics(output, mask, right)
         return output.loss, {"loss": output.loss} | values
 
+    def _embed_groups(
+        self, params: Any, groups: list[Int[Array, "B G L"]], rng: Array | None
+    ) -> list[Float[Array, "B G E"]]:
+        pairs = jnp.arange(groups[0].shape[0])
+        return [self._embed(params, t, pairs, i, rng) for i, t in enumerate(groups)]
+
     def _embed(
-        self, params: Any, rng: Array | None, tokens: Int[Array, "B L"], call: int
-    ) -> Float[Array, "B E"]:
-        if rng is None or not self.model.encoder.t5.dropout_rate:
-            return self._module.apply({"params": params}, tokens)
-        key = jax.random.fold_in(rng, call)
-        return self._module.apply(
-            {"params": params}, tokens, deterministic=False, rngs={"dropout": key}
-        )
+        self,
+        params: Any,
+        texts: Int[Array, "B G L"],
+        pairs: Int[Array, " B"],
+        call: int,
+        rng: Array | None,
+    ) -> Float[Array, "B G E"]:
+        """Embeds the texts of some pairs; ``rng`` None switches dropout off."""
+        num_pairs, num_texts, length = texts.shape
+        dropout = {}
+        if rng is not None and self.model.encoder.t5.dropout_rate:
+            rows = pairs[:, None] * num_texts + jnp.arange(num_texts)
+            dropout = {
+                "dropout_rows": rows.reshape(-1),
+                "rngs": {"dropout": jax.random.fold_in(rng, call)},
+            }
+        rows = texts.reshape(num_pairs * num_texts, length)
+        embedded = self._module.apply({"params": params}, rows, **dropout)
+        return embedded.reshape(num_pairs, num_texts, -1)
 
 
-def embed_pairs(
-    embed, batch: Batch
-) -> tuple[Float[Array, "B E"], Float[Array, "B E"], Float[Array, "B N E"] | None]:
-    """Embeds both sides and the hard negatives in as few encoder calls as possible.
+def group_texts(batch: Batch) -> list[Int[Array, "B G L"]]:
+    """Puts texts of one length together, so that they share an encoder call.
 
-    Texts of one length go through the encoder together, each pair's texts side by side
-    so that a device's rows stay its own. Weights are then gathered once a step and
-    their gradients reduced once.
+    Each pair's texts lie side by side, so that a device's rows stay its own. In one
+    call weights are gathered once a step, and their gradients reduced once.
 
     Args:
-        embed: (tokens [M L], call number) → embeddings [M E].
         batch: left and right tokens, and negative tokens where there are any.
 
     Returns:
-        Left, right and negative embeddings.
+        One group (left, right, negatives), or two (left; right, negatives) if the sides
+        differ in length.
     """
-    left = batch[names.LEFT_TOKENS]
+    left = batch[names.LEFT_TOKENS][:, None]
     rights = batch[names.RIGHT_TOKENS][:, None]
     if names.NEGATIVE_TOKENS in batch:
         rights = jnp.concatenate([rights, batch[names.NEGATIVE_TOKENS]], axis=1)
     if left.shape[-1] == rights.shape[-1]:
-        texts = jnp.concatenate([left[:, None], rights], axis=1)
-        embedded = _embed_grouped(embed, texts, 0)
-        left, rights = embedded[:, 0], embedded[:, 1:]
-    else:
-        left, rights = embed(left, 0), _embed_grouped(embed, rights, 1)
-    negatives = rights[:, 1:] if names.NEGATIVE_TOKENS in batch else None
-    return left, rights[:, 0], negatives
+        return [jnp.concatenate([left, rights], axis=1)]
+    return [left, rights]
 
 
-def _embed_grouped(
-    embed, texts: Int[Array, "B G L"], call: int
-) -> Float[Array, "B G E"]:
-    rows = embed(texts.reshape(-1, texts.shape[-1]), call)
-    return rows.reshape(*texts.shape[:2], -1)
+def ungroup(
+    groups: list[Float[Array, "B G E"]], has_negatives: bool
+) -> tuple[Float[Array, "B E"], Float[Array, "B E"], Float[Array, "B N E"] | None]:
+    """Returns left, right and negative embeddings from those of ``group_texts``."""
+    left, rights = groups if len(groups) == 2 else (groups[0], groups[0][:, 1:])
+    return left[:, 0], rights[:, 0], rights[:, 1:] if has_negatives else None

@@ -105,7 +105,7 @@ def test_mlp_equals_numpy(activations):
     rng = np.random.default_rng(0)
     x = rng.normal(size=(2, 3, 10)).astype(np.float32)
     mlp = layers.MLP(config)
-    init = functools.partial(mlp.init, deterministic=True)
+    init = mlp.init
     params = randomize(jax.eval_shape(init, jax.random.key(0), x)["params"], rng)
     if len(activations) == 1:
         assert set(params) == {"wi", "wo"}
@@ -114,7 +114,7 @@ def test_mlp_equals_numpy(activations):
     else:
         assert set(params) == {"wi_0", "wi_1", "wo"}
         expected = feed_forward(params, x)
-    out = jax.jit(mlp.apply, static_argnums=2)({"params": params}, x, True)
+    out = jax.jit(mlp.apply)({"params": params}, x)
     np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-4)
 
 
@@ -126,12 +126,12 @@ def test_attention_equals_numpy_with_padding_and_bias():
     mask = np.arange(7) < np.array([7, 4])[:, None]
     attention = layers.Attention(CONFIG)
     args = (x, memory, mask[:, None], bias)
-    init = functools.partial(attention.init, deterministic=True)
+    init = attention.init
     params = randomize(jax.eval_shape(init, jax.random.key(0), *args)["params"], rng)
     # Not square: 3 heads of width 4 on a stream of 10.
     assert params["query"]["kernel"].shape == (10, 12)
     assert params["out"]["kernel"].shape == (12, 10)
-    apply = jax.jit(functools.partial(attention.apply, deterministic=True))
+    apply = jax.jit(attention.apply)
     out = apply({"params": params}, *args)
     expected = attend(params, x, memory, mask[:, None], bias)
     np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-4)

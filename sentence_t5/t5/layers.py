@@ -92,16 +92,35 @@ class RMSNorm(nn.Module):
 
 
 class Dropout(nn.Module):
-    """Dropout with one draw for all positions of a row, as T5X does it."""
+    """Dropout with one draw for all positions of a row, as T5X does it.
+
+    A row's draw depends on the step's key and the row's number alone. So it is the same
+    on any mesh, and when a batch is encoded in chunks.
+    """
 
     rate: float
 
     @nn.compact
     def __call__(
-        self, x: Float[Array, "*lead L D"], deterministic: bool
-    ) -> Float[Array, "*lead L D"]:
-        """Drops whole features of a row."""
-        return nn.Dropout(self.rate, broadcast_dims=(-2,))(x, deterministic)
+        self, x: Float[Array, "B *mid L D"], rows: Int[Array, " B"] | None
+    ) -> Float[Array, "B *mid L D"]:
+        """Drops whole features of a row.
+
+        Args:
+            x: activations.
+            rows: each row's number in the global batch; None switches dropout off.
+        """
+        if rows is None or self.rate == 0.0:
+            return x
+        key = self.make_rng("dropout")
+        shape = (*x.shape[1:-2], 1, x.shape[-1])
+
+        def draw(row):
+            return jax.random.bernoulli(
+                jax.random.fold_in(key, row), 1.0 - self.rate, shape
+            )
+
+        return jnp.where(jax.vmap(draw)(rows), x / (1.0 - self.rate), 0.0)
 
 
 class MLP(nn.Module):
@@ -111,9 +130,9 @@ class MLP(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x: Float[Array, "B L D"], deterministic: bool
+        self, x: Float[Array, "B L D"], dropout_rows: Int[Array, " B"] | None = None
     ) -> Float[Array, "B L D"]:
-        """Applies the MLP to every position."""
+        """Applies the MLP to every position; ``dropout_rows`` as in ``Dropout``."""
         cfg = self.config
         gated = len(cfg.mlp_activations) > 1
         gates = []
@@ -125,7 +144,7 @@ class MLP(nn.Module):
             gates.append(_ACTIVATION_FNS[activation](h))
         h = math.prod(gates[1:], start=gates[0])
         h = logical_constraint(h, names.ACT_BATCH, names.ACT_LENGTH, names.ACT_MLP)
-        h = Dropout(cfg.dropout_rate)(h, deterministic)
+        h = Dropout(cfg.dropout_rate)(h, dropout_rows)
         return Dense(
             cfg.d_model, (names.MLP, names.EMBED), _mlp_init, cfg.dtype, name="wo"
         )(h)
@@ -143,7 +162,7 @@ class Attention(nn.Module):
         memory: Float[Array, "B M D"],
         mask: Bool[Array, "#B #Q M"],
         bias: Float[Array, "H Q M"] | None,
-        deterministic: bool,
+        dropout_rows: Int[Array, " B"] | None = None,
     ) -> Float[Array, "B Q D"]:
         """Attends from ``x`` to ``memory``.
 
@@ -152,7 +171,7 @@ class Attention(nn.Module):
             memory: the positions that answer (``x`` itself in self-attention).
             mask: True where a query may look at a memory position.
             bias: relative position bias, None in cross-attention.
-            deterministic: True switches dropout off.
+            dropout_rows: as in ``Dropout``.
 
         Returns:
             One vector for each query position.
@@ -178,7 +197,7 @@ class Attention(nn.Module):
             logits += bias.astype(jnp.float32)
         logits = jnp.where(mask[:, None], logits, _MASKED)
         weights = jax.nn.softmax(logits, axis=-1).astype(cfg.dtype)
-        weights = Dropout(cfg.dropout_rate)(weights, deterministic)
+        weights = Dropout(cfg.dropout_rate)(weights, dropout_rows)
         out = jnp.einsum("bhqm,bmhk->bqhk", weights, value)
         out = logical_constraint(out, *heads)
         return Dense(
@@ -205,8 +224,8 @@ def relative_position_buckets(
     """Maps every (query, memory) offset to its bucket.
 
     Half of the buckets hold one offset each, the other half grow logarithmically up to
-    ``max_distance``. Bidirectional tables give positive offsets (memory after the query)
-    their own half; causal ones put every offset >= 0 into bucket 0.
+    ``max_distance``. Bidirectional tables give positive offsets (memory after the
+    query) their own half; causal ones put every offset >= 0 into bucket 0.
 
     Args:
         query_length: number of query positions, which start at 0.
@@ -286,4 +305,7 @@ class TokenEmbedder(nn.Module):
             (cfg.vocab_size, cfg.d_model),
             jnp.float32,
         )
-        return constrain_hidden(jnp.take(table, tokens, axis=0).astype(cfg.dtype))
+        # Whole rows on every device: a lookup in split rows would be gathered for the
+        # global batch and then thrown away.
+        table = logical_constraint(table.astype(cfg.dtype), names.VOCAB, None)
+        return constrain_hidden(jnp.take(table, tokens, axis=0))

@@ -12,7 +12,7 @@ import functools
 
 import flax.linen as nn
 import jax
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from sentence_t5 import names
 from sentence_t5.t5 import config as t5_config
@@ -28,7 +28,6 @@ class EncoderLayer(nn.Module):
     """Self-attention and MLP, each on a normalised copy of the residual stream."""
 
     config: t5_config.T5Config
-    deterministic: bool
 
     @nn.compact
     def __call__(
@@ -36,25 +35,25 @@ class EncoderLayer(nn.Module):
         x: Float[Array, "B L D"],
         mask: Bool[Array, "B #L L"],
         bias: Float[Array, "H L L"],
+        dropout_rows: Int[Array, " B"] | None,
     ) -> tuple[Float[Array, "B L D"], None]:
         """Runs one layer; the second output is what ``nn.scan`` wants."""
-        cfg, det = self.config, self.deterministic
+        cfg = self.config
         norm = functools.partial(layers.RMSNorm, cfg.layer_norm_epsilon, cfg.dtype)
         drop = functools.partial(layers.Dropout, cfg.dropout_rate)
         x = layers.constrain_hidden(x)
         h = norm(name="attention_norm")(x)
-        h = layers.Attention(cfg, name="attention")(h, h, mask, bias, det)
-        x = x + drop()(h, det)
+        h = layers.Attention(cfg, name="attention")(h, h, mask, bias, dropout_rows)
+        x = x + drop()(h, dropout_rows)
         h = norm(name="mlp_norm")(x)
-        h = layers.MLP(cfg, name="mlp")(h, det)
-        return layers.constrain_hidden(x + drop()(h, det)), None
+        h = layers.MLP(cfg, name="mlp")(h, dropout_rows)
+        return layers.constrain_hidden(x + drop()(h, dropout_rows)), None
 
 
 class DecoderLayer(nn.Module):
     """Self-attention, cross-attention and MLP."""
 
     config: t5_config.T5Config
-    deterministic: bool
 
     @nn.compact
     def __call__(
@@ -64,31 +63,33 @@ class DecoderLayer(nn.Module):
         bias: Float[Array, "H S S"],
         memory: Float[Array, "B L D"],
         memory_mask: Bool[Array, "B S L"],
+        dropout_rows: Int[Array, " B"] | None,
     ) -> tuple[Float[Array, "B S D"], None]:
         """Runs one layer; the second output is what ``nn.scan`` wants."""
-        cfg, det = self.config, self.deterministic
+        cfg = self.config
         norm = functools.partial(layers.RMSNorm, cfg.layer_norm_epsilon, cfg.dtype)
         drop = functools.partial(layers.Dropout, cfg.dropout_rate)
         h = norm(name="self_attention_norm")(x)
-        h = layers.Attention(cfg, name="self_attention")(h, h, self_mask, bias, det)
-        x = x + drop()(h, det)
+        h = layers.Attention(cfg, name="self_attention")(
+            h, h, self_mask, bias, dropout_rows
+        )
+        x = x + drop()(h, dropout_rows)
         h = norm(name="cross_attention_norm")(x)
         h = layers.Attention(cfg, name="cross_attention")(
-            h, memory, memory_mask, None, det
+            h, memory, memory_mask, None, dropout_rows
         )
-        x = x + drop()(h, det)
+        x = x + drop()(h, dropout_rows)
         h = norm(name="mlp_norm")(x)
-        h = layers.MLP(cfg, name="mlp")(h, det)
-        return x + drop()(h, det), None
+        h = layers.MLP(cfg, name="mlp")(h, dropout_rows)
+        return x + drop()(h, dropout_rows), None
 
 
 def _run_layers(
     layer_cls: type[nn.Module],
     config: t5_config.T5Config,
     num_layers: int,
-    deterministic: bool,
     x: Float[Array, "B L D"],
-    *inputs: Array,
+    *inputs: Array | None,
 ) -> Float[Array, "B L D"]:
     """Applies ``num_layers`` layers; called inside a compact module."""
     if config.remat != "none":
@@ -101,7 +102,7 @@ def _run_layers(
         )
     if not config.scan_layers:
         for i in range(num_layers):
-            x, _ = layer_cls(config, deterministic, name=f"layers_{i}")(x, *inputs)
+            x, _ = layer_cls(config, name=f"layers_{i}")(x, *inputs)
         return x
     scanned = nn.scan(
         layer_cls,
@@ -111,7 +112,7 @@ def _run_layers(
         length=num_layers,
         metadata_params={nn.PARTITION_NAME: names.LAYERS},
     )
-    x, _ = scanned(config, deterministic, name="layers")(x, *inputs)
+    x, _ = scanned(config, name="layers")(x, *inputs)
     return x
 
 
@@ -125,15 +126,16 @@ class EncoderStack(nn.Module):
         self,
         x: Float[Array, "B L D"],
         mask: Bool[Array, "B #L L"],
-        deterministic: bool = True,
+        dropout_rows: Int[Array, " B"] | None = None,
     ) -> Float[Array, "B L D"]:
         """Encodes.
 
         Args:
             x: embedded tokens.
-            mask: True where position q may look at position m. ``[B 1 L]`` hides padding;
-                ``[B L L]`` also keeps packed texts apart.
-            deterministic: True switches dropout off.
+            mask: True where position q may look at position m. ``[B 1 L]`` hides
+                padding; ``[B L L]`` also keeps packed texts apart.
+            dropout_rows: each row's number in the global batch, by which dropout draws;
+                None switches dropout off.
 
         Returns:
             Hidden states; those of padding are finite and mean nothing.
@@ -143,10 +145,10 @@ class EncoderStack(nn.Module):
         bias = layers.RelativePositionBias(cfg, True, name="relpos_bias")(
             length, length
         )
-        x = layers.Dropout(cfg.dropout_rate)(x, deterministic)
-        x = _run_layers(EncoderLayer, cfg, cfg.num_layers, deterministic, x, mask, bias)
+        x = layers.Dropout(cfg.dropout_rate)(x, dropout_rows)
+        x = _run_layers(EncoderLayer, cfg, cfg.num_layers, x, mask, bias, dropout_rows)
         x = layers.RMSNorm(cfg.layer_norm_epsilon, cfg.dtype, name="final_norm")(x)
-        return layers.Dropout(cfg.dropout_rate)(x, deterministic)
+        return layers.Dropout(cfg.dropout_rate)(x, dropout_rows)
 
 
 class DecoderStack(nn.Module):
@@ -160,7 +162,7 @@ class DecoderStack(nn.Module):
         x: Float[Array, "B S D"],
         memory: Float[Array, "B L D"],
         memory_mask: Bool[Array, "B S L"],
-        deterministic: bool = True,
+        dropout_rows: Int[Array, " B"] | None = None,
     ) -> Float[Array, "B S D"]:
         """Decodes one step.
 
@@ -168,7 +170,8 @@ class DecoderStack(nn.Module):
             x: the embedded start symbol, once for each of ``S`` texts of a row.
             memory: the encoder's hidden states.
             memory_mask: True where a query's own text is.
-            deterministic: True switches dropout off.
+            dropout_rows: each row's number in the global batch, by which dropout draws;
+                None switches dropout off.
 
         Returns:
             The decoder's first output for each query.
@@ -180,10 +183,10 @@ class DecoderStack(nn.Module):
         bias = layers.RelativePositionBias(cfg, False, name="relpos_bias")(1, 1)
         bias = jax.numpy.broadcast_to(bias, (cfg.num_heads, num_queries, num_queries))
         self_mask = jax.numpy.eye(num_queries, dtype=bool)[None]
-        x = layers.Dropout(cfg.dropout_rate)(x, deterministic)
+        x = layers.Dropout(cfg.dropout_rate)(x, dropout_rows)
         x = _run_layers(
-            DecoderLayer, cfg, cfg.num_decoder_layers, deterministic,
-            x, self_mask, bias, memory, memory_mask,
+            DecoderLayer, cfg, cfg.num_decoder_layers,
+            x, self_mask, bias, memory, memory_mask, dropout_rows,
         )  # fmt: skip
         x = layers.RMSNorm(cfg.layer_norm_epsilon, cfg.dtype, name="final_norm")(x)
-        return layers.Dropout(cfg.dropout_rate)(x, deterministic)
+        return layers.Dropout(cfg.dropout_rate)(x, dropout_rows)
