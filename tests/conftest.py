@@ -11,6 +11,9 @@ os.environ["XLA_FLAGS"] = " ".join(
     for flag in (
         os.environ.get("XLA_FLAGS", ""),
         "--xla_force_host_platform_device_count=8",
+        # Compiling is most of the suite's time: a train step in 2 s instead of 14 s.
+        "--xla_backend_optimization_level=0",
+        "--xla_cpu_use_fusion_emitters=false",
     )
     if flag
 )
