@@ -37,7 +37,6 @@ setuptools.setup(
         "etils[epath]>=1.9",
         "flax>=0.12.0",
         "gin-config>=0.5.0",
-        "grain>=0.2.12",
         # tensorflow-datasets imports it without asking for it.
         "importlib_resources>=6.0",
         "jax>=0.9.0",
@@ -50,7 +49,9 @@ setuptools.setup(
         "seqio>=0.0.20",
         # clu's writer of TensorBoard events imports it without asking for it.
         "tensorboard>=2.18",
+        "tensorflow>=2.18",
         "tensorflow-datasets>=4.9.9",
+        "tensorstore>=0.1.70",
         "tqdm>=4.66",
     ],
     extras_require={

@@ -14,7 +14,7 @@ LAYERS = {
     4: [  # Verbs, and what they are made of.
         *["train", "evaluate", "encode", "config", "cli"],
         *["engine", "gin_checks", "gin_files", "gin_reader"],
-        *["inference", "evals"],
+        *["inference", "evals", "export", "import_weights", "inspect_weights"],
     ],
 }
 LAYER = {name: layer for layer, names in LAYERS.items() for name in names}
