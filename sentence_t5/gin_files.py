@@ -19,7 +19,7 @@ from typing import Any
 
 import gin
 
-from sentence_t5 import gin_checks, gin_reader
+from sentence_t5 import distributed, gin_checks, gin_reader
 from sentence_t5.gin_reader import MACRO, Binding, ConfigError, Key
 
 _ROOT = "engine.train"
@@ -395,6 +395,8 @@ def make_parser(command: str) -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add_flags(parser)
+    if command == "train":
+        distributed.add_flags(parser)
     return parser
 
 
@@ -417,6 +419,7 @@ def main(argv: Sequence[str] | None = None, *, command: str = "train") -> int:
         if command == "config" or flags.explain is not None:
             print(explain(config, flags.explain or ""))
             return 0
+        distributed.initialize(flags)
         arguments = config.arguments()
     except ConfigError as error:
         print(f"sentence-t5 {command}: error: {error}", file=sys.stderr)

@@ -209,11 +209,30 @@ class Partitioner:
         return jax.tree_util.tree_map_with_path(one, opt_state)
 
     def host_share(self) -> dict[str, int]:
-        """Says which part of every global batch this host builds."""
-        return {
-            "process_index": jax.process_index(),
-            "process_count": jax.process_count(),
-        }
+        """Says which part of every global batch this host builds.
+
+        Hosts that hold parts of the same rows (where the model axis spans hosts) build
+        the same part.
+
+        Returns:
+            ``process_index`` and ``process_count``, counted in parts.
+
+        Raises:
+            ValueError: a host's rows aren't one contiguous part of the batch.
+        """
+        rows: dict[int, set[int]] = {}
+        places = self.batch_sharding.devices_indices_map((self.num_batch_shards,))
+        for device, (place,) in places.items():
+            rows.setdefault(device.process_index, set()).add(place.start or 0)
+        parts = sorted({tuple(sorted(shards)) for shards in rows.values()})
+        if sum(parts, ()) != tuple(range(self.num_batch_shards)):
+            raise ValueError(
+                f"On the mesh {dict(self.mesh.shape)}, hosts hold the batch shards "
+                f"{parts}: each must hold neighbouring ones, none of them in part. Use "
+                "axes that the devices of a host divide, or are divided by."
+            )
+        mine = tuple(sorted(rows[jax.process_index()]))
+        return {"process_index": parts.index(mine), "process_count": len(parts)}
 
     def put_batch(self, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
         """Makes global arrays from this host's rows."""
