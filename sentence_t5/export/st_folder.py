@@ -182,7 +182,7 @@ def _write_tokenizer(
     _write_json(
         folder / vocabulary_files.TOKENIZER_CONFIG_FILE,
         {
-            "tokenizer_class": "T5Tokenizer",
+            "tokenizer_class": vocabulary_files.tokenizer_class(vocabulary),
             "model_max_length": source.max_length,
             "extra_ids": vocabulary.extra_ids,
             **special,

@@ -136,14 +136,12 @@ def _settle_tables(
         tables = {_HEAD: head}
     chosen = next(iter(tables))
     opened[_SHARED] = tables[chosen]
-    decoder_table = tables.get(_DECODER_TABLE, tables.get(_SHARED))
-    if (
-        has_decoder
-        and decoder_table is not None
-        and not tensors.equal(decoder_table, tables[chosen])
-    ):
-        opened[_DECODER_TABLE] = decoder_table
-    done = [name for name in tables if name != chosen and name not in opened]
+    kept = {chosen}
+    decoders = next((n for n in (_DECODER_TABLE, _SHARED) if n in tables), chosen)
+    if has_decoder and not tensors.equal(tables[decoders], tables[chosen]):
+        opened[_DECODER_TABLE] = tables[decoders]
+        kept.add(decoders)
+    done = [name for name in tables if name not in kept]
     if head is not None and chosen != _HEAD:
         done.append(_HEAD)
     if opened.pop(_UNUSED, None) is not None:

@@ -2,52 +2,32 @@
 
     spiece.model ◄─► pieces, scores, kinds, character map ◄─► tokenizer.json
 
-Both directions are written out here, because neither file's own library can read the
-other one without a generated protobuf module. Only Unigram models with T5's white-space
-rules are translated; both then give the same ids, but for the texts that
-``docs/weights.md`` lists.
+Unigram models (T5's) and BPE models with T5's white-space rules are translated, both
+ways. Both files then give the same ids, but for the texts that ``docs/weights.md``
+lists.
 
-Source: ``sentencepiece_model.proto``; ``tokenizer.json`` as tokenizers 0.23 writes it.
+Source: ``tokenizer.json`` as tokenizers 0.23 writes it.
 """
 
 import base64
-import dataclasses
 import json
 import os
 import pathlib
-import struct
-from collections.abc import Iterator, Sequence
 from typing import Any
 
+from sentence_t5.pretrained import sentencepiece_proto as proto
 from sentence_t5.pretrained import source as source_lib
 
 SPIECE_FILE = "spiece.model"
 TOKENIZER_FILE = "tokenizer.json"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 _T5_EXTRA_IDS = 100
-
-# ModelProto.SentencePiece.Type
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
-_UNIGRAM = 1
 _METASPACE = {
     "type": "Metaspace",
     "replacement": "▁",
     "prepend_scheme": "always",
     "split": True,
 }
-
-
-@dataclasses.dataclass(frozen=True)
-class _Model:
-    """What both files say.
-
-    Attributes:
-        pieces: (text, score, kind), by id.
-        charsmap: the compiled normalisation rules; empty for none.
-    """
-
-    pieces: Sequence[tuple[str, float, int]]
-    charsmap: bytes
 
 
 def read_vocabulary(folder: str | os.PathLike) -> source_lib.Vocabulary | None:
@@ -66,7 +46,7 @@ def read_vocabulary(folder: str | os.PathLike) -> source_lib.Vocabulary | None:
         model_bytes = (folder / SPIECE_FILE).read_bytes()
         extra_ids = config.get("extra_ids")
         if extra_ids is None:
-            texts = {piece[0] for piece in _parse_model(model_bytes).pieces}
+            texts = {piece[0] for piece in proto.parse(model_bytes).pieces}
             has_own = {"<extra_id_0>", "▁<extra_id_0>"} & texts
             extra_ids = 0 if has_own else _T5_EXTRA_IDS
         return source_lib.Vocabulary(model_bytes, extra_ids)
@@ -76,6 +56,13 @@ def read_vocabulary(folder: str | os.PathLike) -> source_lib.Vocabulary | None:
     return None
 
 
+def tokenizer_class(vocabulary: source_lib.Vocabulary) -> str:
+    """The transformers class that reads the vocabulary's ``tokenizer.json`` right."""
+    # T5Tokenizer takes the pieces for a Unigram model's, whatever the file says.
+    is_unigram = proto.parse(vocabulary.model_bytes).model_type == proto.UNIGRAM
+    return "T5Tokenizer" if is_unigram else "PreTrainedTokenizerFast"
+
+
 def to_tokenizer_json(vocabulary: source_lib.Vocabulary) -> dict[str, Any]:
     """Translates a SentencePiece model.
 
@@ -83,22 +70,23 @@ def to_tokenizer_json(vocabulary: source_lib.Vocabulary) -> dict[str, Any]:
         The content of ``tokenizer.json``: closes texts with ``</s>``, sentinels added.
 
     Raises:
-        ValueError: not a Unigram model, or one with other white-space rules than T5's.
+        ValueError: neither Unigram nor BPE, or other white-space rules than T5's.
     """
-    model = _parse_model(vocabulary.model_bytes)
+    model = proto.parse(vocabulary.model_bytes)
+    _check(model)
     pieces = list(model.pieces)
     first_sentinel = len(pieces)
     for i in reversed(range(vocabulary.extra_ids)):
-        pieces.append((f"<extra_id_{i}>", 0.0, _USER_DEFINED))
-    unknown = [i for i, piece in enumerate(pieces) if piece[2] == _UNKNOWN]
+        pieces.append((f"<extra_id_{i}>", 0.0, proto.USER_DEFINED))
     added = [
         _added_token(i, text, in_text=i >= first_sentinel)
         for i, (text, _, kind) in enumerate(pieces)
-        if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED)
+        if kind in (proto.UNKNOWN, proto.CONTROL, proto.USER_DEFINED)
     ]
     eos = {"id": "</s>", "ids": [1], "tokens": ["</s>"]}
     sequence = [{"Sequence": {"id": name, "type_id": 0}} for name in "AB"]
     close = {"SpecialToken": {"id": "</s>", "type_id": 0}}
+    to_json = _unigram if model.model_type == proto.UNIGRAM else _bpe
     return {
         "version": "1.0",
         "truncation": None,
@@ -113,13 +101,60 @@ def to_tokenizer_json(vocabulary: source_lib.Vocabulary) -> dict[str, Any]:
             "special_tokens": {"</s>": eos},
         },
         "decoder": _METASPACE,
-        "model": {
-            "type": "Unigram",
-            "unk_id": unknown[0] if unknown else None,
-            "vocab": [[text, score] for text, score, _ in pieces],
-            "byte_fallback": any(piece[2] == _BYTE for piece in pieces),
-        },
+        "model": to_json(pieces),
     }
+
+
+def _check(model: proto.Model) -> None:
+    if model.model_type not in (proto.UNIGRAM, proto.BPE):
+        raise ValueError(
+            f"The vocabulary's TrainerSpec.model_type is {model.model_type}; only "
+            f"Unigram ({proto.UNIGRAM}) and BPE ({proto.BPE}) models can be written as "
+            f"{TOKENIZER_FILE}."
+        )
+    if model.white_space_rules_off:
+        raise ValueError(
+            "The vocabulary was trained without "
+            f"{', '.join(model.white_space_rules_off)}; only models with T5's "
+            f"white-space rules can be written as {TOKENIZER_FILE}."
+        )
+
+
+def _unigram(pieces: list[tuple[str, float, int]]) -> dict[str, Any]:
+    return {
+        "type": "Unigram",
+        "unk_id": _unknown(pieces),
+        "vocab": [[text, score] for text, score, _ in pieces],
+        "byte_fallback": any(piece[2] == proto.BYTE for piece in pieces),
+    }
+
+
+def _bpe(pieces: list[tuple[str, float, int]]) -> dict[str, Any]:
+    """A piece is merged from every pair of pieces it can be cut into, best first."""
+    normal = {text: score for text, score, kind in pieces if kind == proto.NORMAL}
+    merges = [
+        (score, text[:cut], text[cut:])
+        for text, score in normal.items()
+        for cut in range(1, len(text))
+        if text[:cut] in normal and text[cut:] in normal
+    ]
+    merges.sort(key=lambda merge: -merge[0])
+    return {
+        "type": "BPE",
+        "dropout": None,
+        "unk_token": pieces[_unknown(pieces)][0],
+        "continuing_subword_prefix": None,
+        "end_of_word_suffix": None,
+        "fuse_unk": True,
+        "byte_fallback": any(piece[2] == proto.BYTE for piece in pieces),
+        "ignore_merges": False,
+        "vocab": {piece[0]: i for i, piece in enumerate(pieces)},
+        "merges": [[left, right] for _, left, right in merges],
+    }
+
+
+def _unknown(pieces: list[tuple[str, float, int]]) -> int:
+    return next(i for i, piece in enumerate(pieces) if piece[2] == proto.UNKNOWN)
 
 
 def _added_token(i: int, text: str, in_text: bool) -> dict[str, Any]:
@@ -156,20 +191,31 @@ def from_tokenizer_json(content: dict[str, Any]) -> source_lib.Vocabulary:
         A model that gives the same ids, its sentinels taken off and counted.
 
     Raises:
-        ValueError: not a Unigram tokenizer.
+        ValueError: neither a Unigram nor a BPE tokenizer.
     """
     model = content["model"]
     kind = model.get("type", "Unigram" if "unk_id" in model else None)
-    if kind != "Unigram":
+    if kind == "Unigram":
+        scores = [tuple(entry) for entry in model["vocab"]]
+        unknown = scores[model["unk_id"]][0]
+    elif kind == "BPE":
+        scores, unknown = _bpe_scores(model), model["unk_token"]
+    else:
         raise ValueError(
-            f"{TOKENIZER_FILE} holds a {kind} model, expected a Unigram one as T5's. "
-            f"Put the SentencePiece model beside it as {SPIECE_FILE}."
+            f"{TOKENIZER_FILE} holds a {kind} model, expected Unigram (T5's) or BPE. Put "
+            f"the SentencePiece model beside it as {SPIECE_FILE}."
         )
-    special = {token["id"] for token in content["added_tokens"] if token["special"]}
-    pieces = [
-        (text, score, _piece_kind(i, text, special, model))
-        for i, (text, score) in enumerate(model["vocab"])
-    ]
+    special = {t["content"] for t in content["added_tokens"] if t["special"]}
+    bytes_too = bool(model.get("byte_fallback"))
+    pieces = []
+    for text, score in scores:
+        if text == unknown:
+            piece_kind = proto.UNKNOWN
+        elif bytes_too and len(text) == 6 and text.startswith("<0x"):
+            piece_kind = proto.BYTE
+        else:
+            piece_kind = proto.CONTROL if text in special else proto.NORMAL
+        pieces.append((text, score, piece_kind))
     sentinels = 0
     while pieces and pieces[-1][0] == f"<extra_id_{sentinels}>":
         pieces.pop()
@@ -179,100 +225,16 @@ def from_tokenizer_json(content: dict[str, Any]) -> source_lib.Vocabulary:
     for step in normalizer.get("normalizers", [normalizer]):
         if step.get("type") == "Precompiled":
             charsmap = base64.b64decode(step["precompiled_charsmap"])
-    return source_lib.Vocabulary(_write_model(_Model(pieces, charsmap)), sentinels)
+    model_type = proto.UNIGRAM if kind == "Unigram" else proto.BPE
+    written = proto.serialize(proto.Model(model_type, pieces, charsmap))
+    return source_lib.Vocabulary(written, sentinels)
 
 
-def _piece_kind(i: int, text: str, special: set[int], model: dict[str, Any]) -> int:
-    if i == model["unk_id"]:
-        return _UNKNOWN
-    if model.get("byte_fallback") and len(text) == 6 and text.startswith("<0x"):
-        return _BYTE
-    return _CONTROL if i in special else _NORMAL
-
-
-def _parse_model(model_bytes: bytes) -> _Model:
-    """Reads a SentencePiece model and checks that it is of T5's kind."""
-    pieces, trainer, normalizer = [], {}, {}
-    for field, value in _fields(model_bytes):
-        if field == 1:
-            entry = dict(_fields(value))
-            score = struct.unpack("<f", entry[2])[0] if 2 in entry else 0.0
-            pieces.append((entry[1].decode(), score, entry.get(3, _NORMAL)))
-        elif field == 2:
-            trainer = dict(_fields(value))
-        elif field == 3:
-            normalizer = dict(_fields(value))
-    if trainer.get(3, _UNIGRAM) != _UNIGRAM:
-        raise ValueError(
-            "The vocabulary is no Unigram model (its TrainerSpec.model_type is "
-            f"{trainer[3]}); only these can be written as {TOKENIZER_FILE}."
-        )
-    if not all(normalizer.get(field, 1) for field in (3, 4, 5)):
-        raise ValueError(
-            "The vocabulary was trained without add_dummy_prefix, "
-            "remove_extra_whitespaces or escape_whitespaces; only models with all "
-            f"three, as T5's, can be written as {TOKENIZER_FILE}."
-        )
-    return _Model(pieces, normalizer.get(2, b""))
-
-
-def _write_model(model: _Model) -> bytes:
-    """Writes a SentencePiece model with T5's ids and white-space rules."""
-    out = bytearray()
-    for text, score, kind in model.pieces:
-        piece = _bytes_field(1, text.encode()) + b"\x15" + struct.pack("<f", score)
-        out += _bytes_field(1, piece + b"\x18" + bytes([kind]))
-    unknown = next(i for i, piece in enumerate(model.pieces) if piece[2] == _UNKNOWN)
-    # unk_id, bos_id (none), eos_id, pad_id
-    ids = ((40, unknown), (41, -1), (42, 1), (43, 0))
-    trainer = _varint_field(3, _UNIGRAM) + b"".join(_varint_field(*x) for x in ids)
-    # The default of byte_fallback is false.
-    if any(piece[2] == _BYTE for piece in model.pieces):
-        trainer += _varint_field(35, 1)
-    out += _bytes_field(2, trainer)
-    normalizer = _bytes_field(2, model.charsmap) if model.charsmap else b""
-    out += _bytes_field(3, _bytes_field(1, b"from_tokenizer_json") + normalizer)
-    return bytes(out)
-
-
-def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
-    """Walks over a protocol buffer: (field number, int or bytes)."""
-    position = 0
-
-    def varint() -> int:
-        nonlocal position
-        value = shift = 0
-        while True:
-            byte = message[position]
-            position += 1
-            value |= (byte & 0x7F) << shift
-            shift += 7
-            if byte < 0x80:
-                return value
-
-    while position < len(message):
-        key = varint()
-        wire = key & 7
-        if wire == 0:
-            yield key >> 3, varint()
-            continue
-        size = {1: 8, 5: 4}.get(wire) or varint()
-        yield key >> 3, message[position : position + size]
-        position += size
-
-
-def _varint(value: int) -> bytes:
-    value &= (1 << 64) - 1  # negative numbers take ten bytes
-    out = bytearray()
-    while value >= 0x80:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes([*out, value])
-
-
-def _varint_field(field: int, value: int) -> bytes:
-    return _varint(field << 3) + _varint(value)
-
-
-def _bytes_field(field: int, value: bytes) -> bytes:
-    return _varint(field << 3 | 2) + _varint(len(value)) + value
+def _bpe_scores(model: dict[str, Any]) -> list[tuple[str, float]]:
+    """Pieces by id; a piece's score falls with the rank of its first merge."""
+    ranks: dict[str, int] = {}
+    for rank, merge in enumerate(model["merges"]):
+        left, right = merge.split(" ") if isinstance(merge, str) else merge
+        ranks.setdefault(left + right, rank)
+    by_id = sorted(model["vocab"].items(), key=lambda item: item[1])
+    return [(text, -float(ranks.get(text, len(ranks) * 9))) for text, _ in by_id]
