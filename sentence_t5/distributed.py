@@ -1,8 +1,8 @@
 """Joining the other hosts of a run, before JAX looks at any device.
 
 Where a cluster describes itself (Cloud TPU VMs, GKE, Slurm, Open MPI), JAX reads the
-addresses from the environment; elsewhere three flags say them. A host that dies ends the
-others within the heartbeat's timeout instead of leaving them waiting for it.
+addresses from the environment; elsewhere three flags say them. A host that dies ends
+the others within the heartbeat's timeout instead of leaving them waiting for it.
 """
 
 import argparse
@@ -60,8 +60,8 @@ def initialize(flags: argparse.Namespace) -> None:
     }
     if flags.heartbeat_timeout_seconds < 1:
         raise ValueError(
-            f"--heartbeat_timeout_seconds={flags.heartbeat_timeout_seconds}: expected 1 "
-            "or more."
+            f"--heartbeat_timeout_seconds={flags.heartbeat_timeout_seconds}: expected "
+            "1 or more."
         )
     source = _described_by()
     if not (given or flags.distributed or source):
@@ -69,8 +69,8 @@ def initialize(flags: argparse.Namespace) -> None:
     if given and source is None and not flags.distributed and len(given) < 3:
         missing = {"coordinator_address", "num_processes", "process_id"} - set(given)
         raise ValueError(
-            "Several hosts need --coordinator_address, --num_processes and --process_id "
-            f"where the environment doesn't say them; {', '.join(sorted(missing))} "
+            "Several hosts need --coordinator_address, --num_processes and "
+            f"--process_id where the environment doesn't say them; {', '.join(sorted(missing))} "
             f"{'is' if len(missing) == 1 else 'are'} missing."
         )
     import jax  # Costs half a second, which --help and mistakes needn't wait for.

@@ -34,10 +34,10 @@ class EncoderConfig:
 
     Attributes:
         t5: the T5 underneath.
-        pooling: one of ``POOLINGS``. ``decoder_first`` is the encoder-decoder embedding:
-            the decoder's output for one start symbol.
-        projection_dim: width ``E`` of the embedding; None leaves the pooled vector as it
-            is (raw T5), so that ``E = D``.
+        pooling: one of ``POOLINGS``. ``decoder_first`` is the encoder-decoder
+            embedding: the decoder's output for one start symbol.
+        projection_dim: width ``E`` of the embedding; None leaves the pooled vector as
+            it is (raw T5), so that ``E = D``.
         normalize: scale embeddings to unit length.
     """
 

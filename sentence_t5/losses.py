@@ -112,7 +112,8 @@ def contrastive_loss(
     """
     if left.shape != right.shape:
         raise ValueError(
-            f"left and right embeddings differ in shape: {left.shape} and {right.shape}."
+            "left and right embeddings differ in shape: "
+            f"{left.shape} and {right.shape}."
         )
     right_cosines = _dot(left, right)
     logits = jnp.where(mask.rights, logit_scale * right_cosines, _MASKED)

@@ -25,8 +25,8 @@ def contrastive_metrics(
             loss anyway).
 
     Returns:
-        ``accuracy`` and ``mrr`` of the positive among the candidates that count, where a
-        tie counts against the model (collapsed embeddings must not look good);
+        ``accuracy`` and ``mrr`` of the positive among the candidates that count, where
+        a tie counts against the model (collapsed embeddings must not look good);
         ``positive_cosine`` and ``negative_cosine``; ``alignment``; ``uniformity``;
         ``negatives_per_query``: how many candidates a row was told apart from.
     """

@@ -3,8 +3,8 @@
 Every other module takes these names from here, so that a batch key or an axis is
 spelt in one place. Letters used in shapes: ``B`` pairs in the global batch, ``L``
 tokens, ``D`` model width, ``E`` embedding width, ``H`` heads, ``K`` head width, ``F``
-MLP width, ``V`` vocabulary, ``N`` negatives per pair, ``C`` candidates (``B * (1 + N)``),
-``R`` relative-position buckets.
+MLP width, ``V`` vocabulary, ``N`` negatives per pair, ``C`` candidates
+(``B * (1 + N)``), ``R`` relative-position buckets.
 """
 
 # Mesh axes. The batch lies over DATA and FSDP, parameters over FSDP and MODEL.

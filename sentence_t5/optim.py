@@ -57,8 +57,8 @@ def linear_decay(
     if not 0 <= hold_fraction <= 1 or warmup_steps < 0 or decay_start > total_steps:
         raise ValueError(
             f"linear_decay: got warmup_steps={warmup_steps} and hold_fraction="
-            f"{hold_fraction} for total_steps={total_steps}; expected 0 <= warmup_steps "
-            "<= total_steps and hold_fraction in [0, 1]."
+            f"{hold_fraction} for total_steps={total_steps}; expected "
+            "0 <= warmup_steps <= total_steps and hold_fraction in [0, 1]."
         )
     warmup = optax.linear_schedule(0.0, peak, warmup_steps)
     hold = optax.constant_schedule(peak)

@@ -1,8 +1,8 @@
 """From hidden states [B L D] to one vector per text [B S D].
 
 ``S`` texts may share a row; ``mask`` [B S L] says which positions belong to which text
-and count for its vector. An ordinary batch has ``S = 1``. All sums run in float32, and a
-text without a counted position gives the zero vector with finite gradients.
+and count for its vector. An ordinary batch has ``S = 1``. All sums run in float32, and
+a text without a counted position gives the zero vector with finite gradients.
 """
 
 import flax.linen as nn

@@ -11,8 +11,6 @@ import dataclasses
 _ACTIVATIONS = {("relu",), ("gelu", "linear")}
 _DTYPES = ("float32", "bfloat16")
 _REMAT = ("none", "dots", "full")
-# The largest id any T5 vocabulary of 32,000 pieces and 100 sentinels can emit is 32,099;
-# the tables of the public checkpoints have 32,128 rows (a multiple of 128).
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,7 +18,8 @@ class T5Config:
     """Shape, precision and compilation choices of a T5 stack.
 
     Attributes:
-        vocab_size: rows of the embedding table.
+        vocab_size: rows of the embedding table. T5's vocabulary has 32,100 ids; public
+            checkpoints round up to a multiple of 128.
         d_model: width of the residual stream.
         num_heads: attention heads. ``num_heads * head_dim`` need not be ``d_model``.
         head_dim: width of one head.
@@ -101,7 +100,7 @@ class T5Config:
         return self.num_heads * self.head_dim
 
     def num_params(self, *, with_decoder: bool) -> int:
-        """Counts the parameters of the table, the encoder and, if asked, the decoder."""
+        """Counts the parameters of table, encoder and, if asked, decoder."""
         attention = 4 * self.d_model * self.inner_dim
         mlp = (len(self.mlp_activations) + 1) * self.d_model * self.d_ff
         relpos = self.relpos_num_buckets * self.num_heads

@@ -71,7 +71,7 @@ class Dense(nn.Module):
 
 
 class RMSNorm(nn.Module):
-    """T5's layer norm: ``x / rms(x) * scale``, no mean, no bias; computed in float32."""
+    """T5's layer norm: ``x / rms(x) * scale``, no mean, no bias; in float32."""
 
     epsilon: float
     dtype: str
