@@ -67,11 +67,13 @@ def initialize(flags: argparse.Namespace) -> None:
     if not (given or flags.distributed or source):
         return
     if given and source is None and not flags.distributed and len(given) < 3:
-        missing = {"coordinator_address", "num_processes", "process_id"} - set(given)
+        missing = sorted(
+            {"coordinator_address", "num_processes", "process_id"} - set(given)
+        )
         raise ValueError(
             "Several hosts need --coordinator_address, --num_processes and "
-            f"--process_id where the environment doesn't say them; {', '.join(sorted(missing))} "
-            f"{'is' if len(missing) == 1 else 'are'} missing."
+            "--process_id where the environment doesn't say them. Missing: "
+            f"{', '.join(missing)}."
         )
     import jax  # Costs half a second, which --help and mistakes needn't wait for.
 

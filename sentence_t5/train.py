@@ -189,7 +189,8 @@ def _restore_or_start(
             raise ValueError(
                 f"{checkpointer.directory} was trained on other data: "
                 f"{'; '.join(changed)}. Its place in the data can't be kept. Use "
-                "another model_dir; --initial_checkpoint_path starts it from these weights."
+                "another model_dir; --initial_checkpoint_path starts it from these "
+                "weights."
             )
         _logger.info("Resuming all state from step %d.", step)
         return steps.TrainState(params=params, **train_item), step
