@@ -86,14 +86,17 @@ def to_tokenizer_json(vocabulary: source_lib.Vocabulary) -> dict[str, Any]:
     eos = {"id": "</s>", "ids": [1], "tokens": ["</s>"]}
     sequence = [{"Sequence": {"id": name, "type_id": 0}} for name in "AB"]
     close = {"SpecialToken": {"id": "</s>", "type_id": 0}}
-    to_json = _unigram if model.model_type == proto.UNIGRAM else _bpe
+    is_unigram = model.model_type == proto.UNIGRAM
     return {
         "version": "1.0",
         "truncation": None,
         "padding": None,
         "added_tokens": added,
-        "normalizer": _normalizer(model.charsmap),
-        "pre_tokenizer": _METASPACE,
+        "normalizer": _normalizer(model.charsmap, is_unigram),
+        "pre_tokenizer": {
+            **_METASPACE,
+            "prepend_scheme": "always" if is_unigram else "never",
+        },
         "post_processor": {
             "type": "TemplateProcessing",
             "single": [sequence[0], close],
@@ -101,7 +104,7 @@ def to_tokenizer_json(vocabulary: source_lib.Vocabulary) -> dict[str, Any]:
             "special_tokens": {"</s>": eos},
         },
         "decoder": _METASPACE,
-        "model": to_json(pieces),
+        "model": _unigram(pieces) if is_unigram else _bpe(pieces),
     }
 
 
@@ -169,16 +172,30 @@ def _added_token(i: int, text: str, in_text: bool) -> dict[str, Any]:
     }
 
 
-def _normalizer(charsmap: bytes) -> dict[str, Any]:
+def _normalizer(charsmap: bytes, as_t5: bool) -> dict[str, Any]:
+    """The steps before cutting a text into words.
+
+    Args:
+        charsmap: compiled rules, the first step; empty for none.
+        as_t5: the steps of T5's own file, which rely on its rules having turned all
+            white space into spaces. Otherwise the same spelt out for any rules.
+    """
     steps: list[dict[str, Any]] = []
     if charsmap:
         encoded = base64.b64encode(charsmap).decode()
         steps.append({"type": "Precompiled", "precompiled_charsmap": encoded})
-    steps += [
-        {"type": "Strip", "strip_left": False, "strip_right": True},
-        {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": "▁"},
-    ]
+    if as_t5:
+        steps.append({"type": "Strip", "strip_left": False, "strip_right": True})
+        steps.append(_replace(" {2,}", "▁"))
+    else:
+        # Not ^ and $, which match at the ends of lines.
+        steps += [_replace(r"\A +", ""), _replace(r" +\z", ""), _replace(" {2,}", " ")]
+        steps.append({"type": "Prepend", "prepend": "▁"})
     return {"type": "Sequence", "normalizers": steps}
+
+
+def _replace(pattern: str, content: str) -> dict[str, Any]:
+    return {"type": "Replace", "pattern": {"Regex": pattern}, "content": content}
 
 
 def from_tokenizer_json(content: dict[str, Any]) -> source_lib.Vocabulary:
@@ -202,8 +219,8 @@ def from_tokenizer_json(content: dict[str, Any]) -> source_lib.Vocabulary:
         scores, unknown = _bpe_scores(model), model["unk_token"]
     else:
         raise ValueError(
-            f"{TOKENIZER_FILE} holds a {kind} model, expected Unigram (T5's) or BPE. Put "
-            f"the SentencePiece model beside it as {SPIECE_FILE}."
+            f"{TOKENIZER_FILE} holds a {kind} model, expected Unigram (T5's) or BPE. "
+            f"Put the SentencePiece model beside it as {SPIECE_FILE}."
         )
     special = {t["content"] for t in content["added_tokens"] if t["special"]}
     bytes_too = bool(model.get("byte_fallback"))
