@@ -27,6 +27,8 @@ import sweep_plan
 import sweep_table
 from etils import epath
 
+TRAIN = (sys.executable, "-m", "sentence_t5.train")
+
 _USAGE_ERROR = 2
 _SIGNALLED = 128
 _TABLE = "table"
@@ -220,10 +222,9 @@ class Sweep:
 
     def _train(self, run: sweep_plan.Run, log: pathlib.Path) -> int:
         """Runs one training process to its end."""
-        command = [sys.executable, "-m", "sentence_t5.train", *run.arguments]
         with log.open("ab") as output:
             self._child = subprocess.Popen(
-                command,
+                [*TRAIN, *run.arguments],
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 # Ctrl-C is for the sweep, which lets the run save.
