@@ -19,11 +19,10 @@ from typing import Any
 
 import gin
 
-from sentence_t5 import distributed, gin_checks, gin_reader
-from sentence_t5.gin_reader import MACRO, Binding, ConfigError, Key
+from sentence_t5 import distributed, gin_checks, gin_explain, gin_reader
+from sentence_t5.gin_reader import ConfigError, Key
 
 _ROOT = "engine.train"
-_Reference = gin.config.ConfigurableReference
 _USAGE_ERROR = 2
 
 
@@ -139,6 +138,10 @@ class Config:
         for (scope, selector, parameter), default in self.defaults().items():
             table.setdefault((scope, selector), {})[parameter] = default
         return gin.config._config_str(table) + "\n"
+
+    def explain(self, name: str = "") -> str:
+        """Says what values are set to, and where; see ``gin_explain``."""
+        return gin_explain.explain(self.reader, self.usage, self.defaults(), name)
 
     def defaults(self) -> dict[Key, Any]:
         """Returns the parameters that no statement sets, and their defaults."""
@@ -317,72 +320,6 @@ def _header() -> str:
     )
 
 
-def explain(config: Config, name: str = "") -> str:
-    """Says what values are set to, and where.
-
-    Args:
-        config: from ``load``.
-        name: a macro, a parameter (``T5Config.d_model``), a function or class
-            (``T5Config``: all its parameters), with or without a scope; "" for all.
-
-    Returns:
-        One line for each value: name, value, origin and what it replaced.
-
-    Raises:
-        ConfigError: nothing has that name.
-    """
-    lines = []
-    for key in sorted(config.usage.used, key=lambda k: (k[1] != MACRO, k[1], k)):
-        if _matches(key, name):
-            given = config.reader.bindings[key]
-            line = f"{gin_reader.show_key(key)} = {given[-1].value!r}"
-            chain = _follow(config, given[-1])
-            line += "".join(f" = {b.value!r}" for b in chain)
-            line += "  # " + ", ".join(str(b.origin) for b in [given[-1], *chain])
-            if len(given) > 1:
-                line += "; before: " + ", ".join(
-                    f"{b.value!r} ({b.origin})" for b in reversed(given[:-1])
-                )
-            lines.append(line)
-    for key, default in config.defaults().items():
-        if _matches(key, name) and "factory" not in repr(default):
-            lines.append(f"{gin_reader.show_key(key)} = {default!r}  # default")
-    if not lines:
-        known = {gin_reader.show_key(key) for key in config.usage.used}
-        known |= {gin_reader.show_selector(s) for _, s in config.usage.calls}
-        raise ConfigError(
-            f"--explain={name}: the configuration uses nothing of that name."
-            + gin_reader.suggest(name, known)
-        )
-    return "\n".join(lines)
-
-
-def _matches(key: Key, name: str) -> bool:
-    """Whether a key is the one called ``name``, or belongs to it."""
-    if not name:
-        return True
-    scope, selector, parameter = key
-    wanted_scope, _, wanted = name.rpartition("/")
-    if wanted_scope and wanted_scope != scope:
-        return False
-    if selector == MACRO:
-        return scope == name
-    # A parameter, a function or class, or both: the last words of the full name.
-    full = f".{selector}.{parameter}"
-    return f".{selector}".endswith(f".{wanted}") or full.endswith(f".{wanted}")
-
-
-def _follow(config: Config, binding: Binding) -> list[Binding]:
-    """Returns the macros that a value goes through."""
-    chain = []
-    while isinstance(value := (chain or [binding])[-1].value, _Reference):
-        key = ("/".join(value.scopes), MACRO, "value")
-        if value.configurable.selector != MACRO or key not in config.reader.bindings:
-            break
-        chain.append(config.reader.bindings[key][-1])
-    return chain
-
-
 def make_parser(command: str) -> argparse.ArgumentParser:
     """Makes the parser of ``train`` or ``config``."""
     parser = argparse.ArgumentParser(
@@ -417,7 +354,7 @@ def main(argv: Sequence[str] | None = None, *, command: str = "train") -> int:
         flags = parse_flags(sys.argv[1:] if argv is None else argv, parser)
         config = load(flags)
         if command == "config" or flags.explain is not None:
-            print(explain(config, flags.explain or ""))
+            print(config.explain(flags.explain or ""))
             return 0
         distributed.initialize(flags)
         arguments = config.arguments()

@@ -13,7 +13,7 @@ LAYERS = {
     2: ["partitioning", "optim", "cached_gradients", "steps"],  # Where it runs.
     4: [  # Verbs, and what they are made of.
         *["train", "evaluate", "encode", "config", "cli"],
-        *["engine", "gin_checks", "gin_files", "gin_reader"],
+        *["engine", "gin_checks", "gin_explain", "gin_files", "gin_reader"],
         *["inference", "evals", "export", "import_weights", "inspect_weights"],
     ],
 }
