@@ -31,19 +31,21 @@ setuptools.setup(
         GIN: ["*.gin", "*/*.gin"],
     },
     include_package_data=False,
+    # The parts whose interfaces still move have the versions tested as lower bounds.
+    # requirements.lock has the whole tested set.
     install_requires=[
         "absl-py>=2.0",
         "clu>=0.0.12",
         "etils[epath]>=1.9",
-        "flax>=0.12.0",
+        "flax>=0.12.8",
         "gin-config>=0.5.0",
         # tensorflow-datasets imports it without asking for it.
         "importlib_resources>=6.0",
-        "jax>=0.9.0",
-        "jaxtyping>=0.3.0",
+        "jax>=0.10.2",
+        "jaxtyping>=0.3.11",
         "numpy>=2.0",
-        "optax>=0.2.6",
-        "orbax-checkpoint>=0.11.30",
+        "optax>=0.2.8",
+        "orbax-checkpoint>=0.12.8",
         "scipy>=1.13",
         "sentencepiece>=0.2.0",
         "seqio>=0.0.20",
@@ -55,7 +57,7 @@ setuptools.setup(
         "tqdm>=4.66",
     ],
     extras_require={
-        "tpu": ["jax[tpu]>=0.9.0"],
+        "tpu": ["jax[tpu]>=0.10.2"],
         "test": ["pytest>=8.0", "ruff>=0.14"],
         "dev": ["pytest>=8.0", "ruff>=0.14", "build>=1.2"],
     },
