@@ -162,9 +162,9 @@ class Reporter:
         """Drops what a killed run wrote after the checkpoint it goes on from."""
         if not self._path.exists():
             return
-        lines = self._path.read_text().splitlines(keepends=True)
-        kept = [line for line in lines if _step_of(line) <= step]
-        if len(kept) < len(lines):
+        text = self._path.read_text()
+        kept = [line + "\n" for line in text.splitlines() if _step_of(line) <= step]
+        if "".join(kept) != text:
             self._path.write_text("".join(kept))
 
 
