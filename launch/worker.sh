@@ -18,8 +18,13 @@ PID="$ROOT/train.pid"
 WATCH="${WATCH:-20}"
 PATIENCE="${PATIENCE:-600}"
 
+# The command is the leader of a process group; what it started counts too.
+signal() {
+  kill "-$1" -- "-$(cat "$PID")" 2>/dev/null || kill "-$1" "$(cat "$PID")" 2>/dev/null
+}
+
 running() {
-  [[ -s "$PID" ]] && kill -0 "$(cat "$PID")" 2>/dev/null
+  [[ -s "$PID" ]] && signal 0
 }
 
 setup() {
@@ -39,7 +44,7 @@ start() {
   if [[ -x "$VENV/bin/python" ]]; then
     export PATH="$VENV/bin:$PATH"
   fi
-  nohup "$@" >"$LOG" 2>&1 </dev/null &
+  setsid nohup "$@" >"$LOG" 2>&1 </dev/null &
   echo $! >"$PID"
   for ((i = 0; i < WATCH; i++)); do
     sleep 1
@@ -59,7 +64,7 @@ stop() {
     echo "$(hostname): nothing runs."
     return
   fi
-  kill -TERM "$(cat "$PID")"
+  signal TERM
   for ((i = 0; i < PATIENCE; i++)); do
     if ! running; then
       echo "$(hostname): stopped; the end of $LOG:"

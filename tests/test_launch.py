@@ -265,8 +265,18 @@ def test_worker_starts_once_and_stops(worker):
     assert "still runs; stop it first" in again.stderr
     stopped = worker("stop")
     assert stopped.returncode == 0
-    assert stopped.stdout.splitlines()[-2:] == ["began a b'c", "saved"]
+    assert "began a b'c" in stopped.stdout
+    assert stopped.stdout.splitlines()[-1] == "saved"
     assert "nothing runs" in worker("stop").stdout
+
+
+def test_worker_stops_what_a_script_started(worker, tmp_path):
+    # Commands one after another, as a sweep prints them.
+    script = f"bash -c {shlex.quote(SAVES)}; echo next"
+    assert worker("start", "bash", "-c", script).returncode == 0
+    stopped = worker("stop")
+    assert stopped.returncode == 0
+    assert stopped.stdout.splitlines()[-1] == "saved"
 
 
 def test_worker_says_why_a_start_failed(worker):
