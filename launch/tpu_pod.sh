@@ -3,7 +3,7 @@
 #
 #   bash launch/tpu_pod.sh [--dry_run] VERB NAME [options] [-- arguments]
 #
-#   check NAME -- FLAGS     reads the gin files and compiles for the slice, here, for free
+#   check NAME -- FLAGS     compiles the run for such a slice on this machine: it fits?
 #   up NAME                 requests the slice, waits for it, then "setup"
 #   setup NAME              copies the last commit to every worker and installs it there
 #   train NAME -- FLAGS     starts `python -m sentence_t5.train FLAGS` on every worker
@@ -164,7 +164,6 @@ on_all_workers() {
 check() {
   local slice python="${PYTHON:-python}"
   slice="$(topology)"
-  call "$python" -m sentence_t5.config "${REST[@]}"
   local slices=()
   ((NUM_SLICES == 1)) || slices=(--num_slices="$NUM_SLICES")
   call env JAX_PLATFORMS=cpu TPU_SKIP_MDS_QUERY=1 "$python" -m sentence_t5.compile \

@@ -11,6 +11,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 
 import pytest
 import yaml
@@ -149,10 +150,9 @@ def test_other_verbs():
     [("v5litepod-64", "v5e:8x8"), ("v6e-16", "v6e:4x4"), ("v5p-128", "v5p:4x4x4")],
 )
 def test_check_compiles_for_the_slice(accelerator, topology):
-    read, compiled = commands(
+    (compiled,) = commands(
         "tpu_pod.sh", "check", "st5", f"--accelerator_type={accelerator}", "--", *XL
     )
-    assert read == ["python", "-m", "sentence_t5.config", *XL]
     assert compiled[:3] == ["env", "JAX_PLATFORMS=cpu", "TPU_SKIP_MDS_QUERY=1"]
     assert compiled[3:] == [
         *["python", "-m", "sentence_t5.compile", *XL, f"--topology={topology}"]
@@ -487,6 +487,52 @@ def test_gke_mistakes_are_named(capsys, arguments, message):
     printed = capsys.readouterr()
     assert message in printed.err
     assert printed.out == ""
+
+
+# --- the page -----------------------------------------------------------------------
+
+
+def shell_block(title: str, start: str) -> str:
+    """Returns the first block of a section of the page that contains a word."""
+    section = (LAUNCH / "README.md").read_text().split(f"\n## {title}\n")[1]
+    section = section.split("\n## ")[0]
+    blocks = re.findall(r"```sh\n(.*?)```", section, re.DOTALL)
+    return next(block for block in blocks if start in block)
+
+
+@pytest.mark.parametrize("start", ["tpu_pod.sh up", "tpu_pod.sh run"])
+def test_commands_of_the_page_for_cloud_tpu(start):
+    block = shell_block("Cloud TPU", start)
+    dry = block.replace("tpu_pod.sh ", "tpu_pod.sh --dry_run ")
+    done = subprocess.run(
+        ["bash", "-euc", dry], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("+ gcloud") >= block.count("tpu_pod.sh ") - 1
+
+
+def test_commands_of_the_page_for_gke(tmp_path):
+    for name in ("docker", "kubectl"):
+        stand_in(tmp_path, name, "")
+    (tmp_path / "python").symlink_to(sys.executable)
+    block = shell_block("GKE", "gke_jobset.py").replace(
+        "jobset.yaml", f"{tmp_path}/jobset.yaml"
+    )
+    done = subprocess.run(
+        ["bash", "-euc", block], cwd=ROOT, env=os.environ | {"PATH": on_path(tmp_path)},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    check_manifest(yaml.safe_load((tmp_path / "jobset.yaml").read_text()))
+    assert (tmp_path / "calls.txt").read_text().count("kubectl") == 3
+
+
+def test_command_of_the_page_for_slurm():
+    line = shell_block("Slurm", "sbatch").splitlines()[-1]
+    sbatch, nodes, script, *arguments = shlex.split(line)
+    assert (sbatch, nodes) == ("sbatch", "--nodes=2")
+    (found,) = commands(pathlib.Path(script).name, *arguments, SLURM_JOB_NUM_NODES="2")
+    assert found[-2:] == arguments
 
 
 def test_dockerfile_copies_what_there_is():
