@@ -103,6 +103,20 @@ def test_hidden_states_and_round_trip(tmp_path, activation):
     torch.testing.assert_close(output[mask == 1], hidden[mask == 1], atol=0, rtol=0)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_file_that_torch_saved(tmp_path, dtype):
+    model = make_t5(tmp_path, transformers.T5EncoderModel)
+    model = model.to(getattr(torch, dtype))
+    state = model.state_dict()
+    torch.save(state, tmp_path / "pytorch_model.bin")
+    (tmp_path / "model.safetensors").unlink()
+    opened = huggingface.open_weights(tmp_path)
+    assert set(opened) == set(state)
+    for name, tensor in opened.items():
+        expected = state[name].float().numpy()
+        np.testing.assert_array_equal(tensor.read().astype(np.float32), expected)
+
+
 def varied_texts(n=200):
     """Texts of 0 to about 120 words, in several scripts."""
     rng = np.random.default_rng(0)
@@ -196,7 +210,8 @@ def awkward_lines(n=500):
         "", " ", "   ", "\t", "\n", " a", "a ", "a  b", "a\u00a0b", "a\u3000b",
         "tab\tand\nline\r\nends", "\x00\x01control\x07", "zero\u200bwidth\u200d",
         "👩\u200d👩\u200d👧 family", "🇩🇪 🙂", "日本語のテキスト", "中文文本",
-        "한국어 텍스트", "עברית", "العربية", "ＦＵＬＬ　ｗｉｄｔｈ", "ﬁ ﬂ ligatures", "½ ² ³ ℃ ™",
+        "한국어 텍스트", "עברית", "العربية", "ＦＵＬＬ　ｗｉｄｔｈ", "ﬁ ﬂ ligatures",
+        "½ ² ³ ℃ ™",
         "e\u0301 combining", "naïve café", "▁ marks ▁▁ here", "http://a.b/c?d=e&f=%20",
         "1,234.56e-7", "a" * 400, "word " * 600, "日" * 500, "x" * 20_000,
         "don't—stop…", "\ufeffbom", "\u2028line",

@@ -1,13 +1,18 @@
 """Checkpoints of every format, read name by name; what does not fit is said."""
 
+import collections
 import dataclasses
 import functools
+import io
 import json
 import os
 import pathlib
+import pickle
+import shutil
 import socket
 import sys
 import types
+import zipfile
 
 import checkpoint_folders as folders
 import flax.serialization
@@ -37,6 +42,7 @@ from sentence_t5.pretrained import (
     source,
     t5x,
     tensors,
+    torch_files,
     vocabulary_files,
 )
 
@@ -195,8 +201,10 @@ def test_folders_that_are_no_t5(tmp_path):
         ValueError, match=r"feed_forward_proj is 'gated-silu', expected"
     ):
         pretrained.open_checkpoint(tmp_path)
-    (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
-    with pytest.raises(FileNotFoundError, match=r"only pytorch_model.bin, which takes"):
+    (tmp_path / "model.safetensors").rename(tmp_path / "tf_model.h5")
+    with pytest.raises(
+        FileNotFoundError, match=r"holds no weights: expected one of mod"
+    ):
         pretrained.open_checkpoint(tmp_path)
 
 
@@ -246,6 +254,78 @@ def test_a_cut_off_file_is_named(tmp_path):
     path.write_bytes(b"")
     with pytest.raises(ValueError, match="not a whole safetensors file"):
         safetensors_io.open_file(path)
+
+
+# --- torch's own files --------------------------------------------------------------
+
+
+class Named:
+    """Pickles as a reference to a name of a module that need not be importable."""
+
+    def __init__(self, module, name):
+        self.module, self.name = module, name
+
+
+class Pickler(pickle._Pickler):
+    """Writes the pickle of ``torch.save`` without torch."""
+
+    def save(self, obj, save_persistent_id=True):
+        if isinstance(obj, Named):
+            self.write(b"c" + f"{obj.module}\n{obj.name}\n".encode())
+            return
+        super().save(obj, save_persistent_id)
+
+    def persistent_id(self, obj):
+        return obj[1:] if isinstance(obj, tuple) and obj[:1] == ("persist",) else None
+
+
+def write_torch(path, arrays, extra=None):
+    """Writes arrays as torch does: transposed ones keep their strides."""
+    content, data = {}, {}
+    for key, (name, value) in enumerate(arrays.items()):
+        flat_value = value.T if value.flags.f_contiguous else value
+        data[str(key)] = np.ascontiguousarray(flat_value).tobytes()
+        kind = {"float32": "FloatStorage", "float16": "HalfStorage"}[value.dtype.name]
+        storage = ("persist", "storage", Named("torch", kind), str(key), "cpu", 1)
+        strides = tuple(step // value.itemsize for step in value.strides)
+        content[name] = (storage, 0, value.shape, strides)
+    stream = io.BytesIO()
+    pickler = Pickler(stream, protocol=2)
+    pickler.write(b"\x80\x02}(")
+    for name, args in content.items():
+        pickler.save(name)
+        pickler.save(Named("torch._utils", "_rebuild_tensor_v2"))
+        pickler.save((*args, False, collections.OrderedDict()))
+        pickler.write(b"R")
+    if extra is not None:
+        pickler.save("extra")
+        pickler.save(extra)
+    pickler.write(b"u.")
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("model/data.pkl", stream.getvalue())
+        for key, value in data.items():
+            archive.writestr(f"model/data/{key}", value)
+
+
+def test_torch_file_is_read_without_torch(tmp_path):
+    weights = folders.golden_weights()
+    folder = folders.write_huggingface(tmp_path, weights)
+    expected = flat(pretrained.load_encoder(folder).params)
+    (folder / "model.safetensors").unlink()
+    weights["shared.weight"] = np.asfortranarray(weights["shared.weight"])
+    write_torch(folder / "pytorch_model.bin", weights)
+    assert_same(flat(pretrained.load_encoder(folder).params), expected)
+    whole = (folder / "pytorch_model.bin").read_bytes()
+    (folder / "pytorch_model.bin").write_bytes(whole[:-50])
+    with pytest.raises(ValueError, match=r"pytorch_model.bin is no file of torch 1.6"):
+        pretrained.open_checkpoint(folder)
+
+
+def test_torch_file_that_would_run_code_is_refused(tmp_path):
+    path = tmp_path / "pytorch_model.bin"
+    write_torch(path, {"a": np.ones(3, np.float32)}, extra=Named("os", "system"))
+    with pytest.raises(ValueError, match=r"names os.system, which no file of tensors"):
+        torch_files.open_file(path)
 
 
 # --- sentence-transformers ----------------------------------------------------------
@@ -722,8 +802,6 @@ def test_own_checkpoint_on_fewer_devices_and_unrolled(saved, num_devices):
 
 
 def test_own_checkpoint_with_a_leaf_deleted_or_a_file_cut(saved, tmp_path):
-    import shutil
-
     model_dir, _ = saved
     copy = tmp_path / "copy"
     shutil.copytree(model_dir, copy)

@@ -1,4 +1,4 @@
-"""Hugging Face T5 folders: ``config.json`` and safetensors, whole or sharded.
+"""Hugging Face T5 folders: ``config.json`` and weights, whole or sharded.
 
 T5 1.0 and 1.1, mT5, Flan-T5, and UMT5 where its layers share one position bias, with
 or without a decoder. Nothing of transformers or torch is needed.
@@ -13,22 +13,24 @@ import json
 import os
 import pathlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from sentence_t5 import encoder as encoder_lib
 from sentence_t5.pretrained import (
     name_tables,
     safetensors_io,
     tensors,
+    torch_files,
     vocabulary_files,
 )
 from sentence_t5.pretrained import source as source_lib
 from sentence_t5.t5 import config as t5_config
 
 CONFIG_FILE = "config.json"
-WEIGHTS_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
-_PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "tf_model.h5")
+_WEIGHTS = {
+    "model.safetensors": safetensors_io.open_file,
+    "pytorch_model.bin": torch_files.open_file,
+}
 MODEL_TYPES = ("t5", "mt5", "umt5")
 
 _SHARED = "shared.weight"
@@ -50,13 +52,13 @@ def open_folder(path: str | os.PathLike) -> source_lib.Source:
     """Opens a folder that transformers' ``save_pretrained`` wrote, or one like it.
 
     Args:
-        path: of a local folder with ``config.json`` and safetensors.
+        path: of a local folder with ``config.json`` and weights.
 
     Returns:
         The opened checkpoint. Its config is raw T5: mean pooling, no projection.
 
     Raises:
-        FileNotFoundError: no weights there, or only pickled ones.
+        FileNotFoundError: no weights there.
         ValueError: not a T5, or a T5 this model can't be.
     """
     folder = pathlib.Path(path)
@@ -81,35 +83,39 @@ def open_folder(path: str | os.PathLike) -> source_lib.Source:
 
 
 def open_weights(folder: pathlib.Path) -> Mapping[str, tensors.Tensor]:
-    """Opens ``model.safetensors``, or all the shards that an index names.
+    """Opens the weights of a folder, whole or sharded; safetensors come first.
 
     Raises:
-        FileNotFoundError: no safetensors there; a shard is missing.
+        FileNotFoundError: no weights there; a shard is missing.
         ValueError: a shard lacks a tensor that the index promises.
     """
-    if (folder / WEIGHTS_FILE).exists():
-        return safetensors_io.open_file(folder / WEIGHTS_FILE)
-    if not (folder / INDEX_FILE).exists():
-        pickles = [name for name in _PICKLES if (folder / name).exists()]
-        found = f"only {pickles[0]}, which takes torch to read" if pickles else "none"
-        raise FileNotFoundError(
-            f"{folder} holds no {WEIGHTS_FILE} and no {INDEX_FILE}: {found}. Save the "
-            "model once more with a current transformers, or download its safetensors."
-        )
-    where = json.loads((folder / INDEX_FILE).read_text())["weight_map"]
+    for name, open_file in _WEIGHTS.items():
+        if (folder / name).exists():
+            return open_file(folder / name)
+        if (folder / f"{name}.index.json").exists():
+            return _open_shards(folder, f"{name}.index.json", open_file)
+    raise FileNotFoundError(
+        f"{folder} holds no weights: expected one of {', '.join(_WEIGHTS)}, or its "
+        ".index.json with all the shards."
+    )
+
+
+def _open_shards(
+    folder: pathlib.Path, index: str, open_file: Callable
+) -> dict[str, tensors.Tensor]:
+    where = json.loads((folder / index).read_text())["weight_map"]
     opened = {}
     for shard in sorted(set(where.values())):
         if not (folder / shard).exists():
             raise FileNotFoundError(
-                f"{folder / INDEX_FILE} names {shard}, which is not there. Copy or "
-                "download it."
+                f"{folder / index} names {shard}, which is not there. Copy or download "
+                "it."
             )
-        held = safetensors_io.open_file(folder / shard)
+        held = open_file(folder / shard)
         missing = [name for name in where if where[name] == shard and name not in held]
         if missing:
             raise ValueError(
-                f"{folder / shard} lacks {missing[0]}, which {INDEX_FILE} says it "
-                "holds."
+                f"{folder / shard} lacks {missing[0]}, which {index} says it holds."
             )
         opened.update(held)
     return opened

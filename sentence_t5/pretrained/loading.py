@@ -32,8 +32,10 @@ PyTree = Any
 _logger = logging.getLogger(__name__)
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-# What a hub repository may hold that is read here; other frameworks' weights are large.
-_HUB_FILES = ("*.json", "*.safetensors", "*.model")
+# What is fetched of a hub repository: other frameworks' weights are large. The second
+# list is for repositories without safetensors.
+_HUB_FILES = ("*.json", "*.safetensors", "*.model", "[0-9]_*/pytorch_model.bin")
+_OLD_HUB_FILES = ("pytorch_model*.bin", "pytorch_model*.json")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -224,9 +226,11 @@ def _download(hub_id: str) -> pathlib.Path:
             "Face hub: pip install huggingface_hub, or download it and name the folder."
         ) from error
     try:
-        return pathlib.Path(
-            huggingface_hub.snapshot_download(hub_id, allow_patterns=list(_HUB_FILES))
-        )
+        fetch = huggingface_hub.snapshot_download
+        folder = pathlib.Path(fetch(hub_id, allow_patterns=list(_HUB_FILES)))
+        if not list(folder.glob("*.safetensors")):
+            fetch(hub_id, allow_patterns=list(_OLD_HUB_FILES))
+        return folder
     except Exception as error:
         reason = str(error).strip().split("\n")[0]
         raise FileNotFoundError(

@@ -10,7 +10,6 @@ Source: the format's description in the ``safetensors`` project's README.
 
 import json
 import math
-import mmap
 import os
 import struct
 from collections.abc import Mapping
@@ -18,7 +17,7 @@ from collections.abc import Mapping
 import ml_dtypes
 import numpy as np
 
-from sentence_t5.pretrained import tensors
+from sentence_t5.pretrained import mapped_files, tensors
 
 _DTYPES = {
     "F64": np.dtype("<f8"),
@@ -53,7 +52,7 @@ def open_file(path: str | os.PathLike) -> dict[str, tensors.Tensor]:
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         header, start = _read_header(file, size, path)
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        mapped = mapped_files.map_file(file)
     opened = {}
     for name, entry in header.items():
         if name == "__metadata__":
@@ -75,7 +74,7 @@ def open_file(path: str | os.PathLike) -> dict[str, tensors.Tensor]:
                 f"{path}: tensor {name} of shape {shape} and dtype {entry['dtype']} "
                 f"takes {end - begin} bytes, which do not fit."
             )
-        opened[name] = _mapped_tensor(mapped, begin, shape, dtype)
+        opened[name] = mapped_files.tensor_at(mapped, begin, shape, dtype)
     return opened
 
 
@@ -91,30 +90,6 @@ def _read_header(file, size: int, path: str) -> tuple[dict, int]:
         return json.loads(file.read(length)), 8 + length
     except ValueError as error:
         raise ValueError(f"{path} is not a safetensors file ({error}).") from error
-
-
-def _mapped_tensor(
-    mapped: mmap.mmap, begin: int, shape: tensors.Shape, dtype: np.dtype
-) -> tensors.Tensor:
-    """Describes the array at a position of the mapped file."""
-    count = math.prod(shape)
-
-    def read(index: tensors.Index) -> np.ndarray:
-        if not count:
-            return np.empty(shape, dtype)[index]
-        whole = np.frombuffer(mapped, dtype, count, begin).reshape(shape)
-        part = np.array(whole[index])
-        _give_pages_back(mapped, begin, whole.nbytes)
-        return part
-
-    return tensors.Tensor(shape, dtype, read)
-
-
-def _give_pages_back(mapped: mmap.mmap, begin: int, size: int) -> None:
-    """Takes pages that were read out of this process's memory."""
-    if hasattr(mmap, "MADV_DONTNEED"):
-        aligned = begin - begin % mmap.PAGESIZE
-        mapped.madvise(mmap.MADV_DONTNEED, aligned, begin + size - aligned)
 
 
 def write_file(

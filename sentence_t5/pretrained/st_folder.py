@@ -132,8 +132,7 @@ def _open_dense(folder: pathlib.Path) -> tensors.Tensor:
     opened = huggingface.open_weights(folder)
     if DENSE_KEY not in opened:
         raise ValueError(
-            f"{folder / huggingface.WEIGHTS_FILE} holds {', '.join(opened)}, expected "
-            f"{DENSE_KEY}."
+            f"The weights in {folder} are {', '.join(opened)}; expected {DENSE_KEY}."
         )
     return opened[DENSE_KEY].T
 
