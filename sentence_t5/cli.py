@@ -13,6 +13,7 @@ VERBS = {
     "train": "train a sentence encoder as gin files say",
     "evaluate": "score a trained model on STS files",
     "encode": "turn a file of texts, one a line, into vectors",
+    "compile": "compile for a TPU slice without one: memory, traffic, speed",
     "config": "check gin files and flags, print each value and its origin",
     "import": "make a model folder out of somebody else's checkpoint",
     "export": "write a model for sentence-transformers, StableHLO or ONNX",

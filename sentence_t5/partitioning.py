@@ -50,11 +50,14 @@ class MeshConfig:
         data: copies of the parameters, each with its part of the batch.
         fsdp: parts that parameters and batch are split into.
         model: parts that heads, MLPs and the vocabulary are split into.
+        num_slices: TPU slices, joined by a slower network. They lie along ``data``, so
+            that only gradients and embeddings pass between them.
     """
 
     data: int = -1
     fsdp: int = 1
     model: int = 1
+    num_slices: int = 1
 
     def sizes(self, num_devices: int) -> tuple[int, int, int]:
         """Returns the axis sizes on so many devices.
@@ -72,6 +75,12 @@ class MeshConfig:
                 f"MeshConfig: data={self.data}, fsdp={self.fsdp}, model={self.model} "
                 f"can't be laid on {num_devices} devices: their product must be "
                 f"{num_devices} (one of them may be -1 for what is left)."
+            )
+        if self.num_slices < 1 or sizes[0] % self.num_slices:
+            raise ValueError(
+                f"MeshConfig: data={sizes[0]} can't lie across num_slices="
+                f"{self.num_slices}: make it a multiple of the slices, such as "
+                f"data={self.num_slices} with fsdp=-1."
             )
         return tuple(sizes)
 
@@ -98,7 +107,18 @@ class Partitioner:
         """The device mesh, its axes being ``names.MESH_AXES``."""
         devices = jax.devices() if self._devices is None else self._devices
         sizes = self._config.sizes(len(devices))
-        grid = mesh_utils.create_device_mesh(sizes, devices=devices)
+        slices = len({getattr(device, "slice_index", 0) for device in devices})
+        if slices != self._config.num_slices:
+            raise ValueError(
+                f"The devices lie on {slices} slice(s), MeshConfig.num_slices is "
+                f"{self._config.num_slices}: set it to {slices}."
+            )
+        if slices == 1:
+            grid = mesh_utils.create_device_mesh(sizes, devices=devices)
+        else:
+            grid = mesh_utils.create_hybrid_device_mesh(
+                (sizes[0] // slices, *sizes[1:]), (slices, 1, 1), devices=devices
+            )
         return Mesh(grid, names.MESH_AXES)
 
     @property

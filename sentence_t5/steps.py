@@ -83,7 +83,7 @@ class Trainer:
         """
         self.model = model
         self.partitioner = partitioner
-        self._microbatch_size = microbatch_size
+        self.microbatch_size = microbatch_size
         self._module = encoder.SentenceEncoder(model.encoder)
         boxed = jax.eval_shape(self._init_params, jax.random.key(0))
         param_shardings = partitioner.param_shardings(boxed)
@@ -195,7 +195,7 @@ class Trainer:
     ) -> tuple[tuple[Float[Array, ""], Metrics], Any]:
         groups = group_texts(batch)
         loss = functools.partial(self._loss, batch)
-        if self._microbatch_size is None:
+        if self.microbatch_size is None:
 
             def of_params(params):
                 return loss(self._embed_groups(params, groups, rng))
@@ -222,7 +222,7 @@ class Trainer:
         Raises:
             ValueError: a chunk can't take the same number of rows from every device.
         """
-        size, shards = self._microbatch_size, self.partitioner.num_batch_shards
+        size, shards = self.microbatch_size, self.partitioner.num_batch_shards
         if size % shards or batch_size % size:
             raise ValueError(
                 f"Trainer.microbatch_size is {size}: it must be a multiple of the "

@@ -13,7 +13,15 @@ LAYERS = {
     2: ["partitioning", "optim", "cached_gradients", "steps"],  # Where it runs.
     4: [  # Verbs, and what they are made of.
         *["train", "evaluate", "encode", "config", "compile", "cli"],
-        *["engine", "gin_checks", "gin_explain", "gin_files", "gin_reader"],
+        *[
+            "compile_report",
+            "compile_setup",
+            "engine",
+            "gin_checks",
+            "gin_explain",
+            "gin_files",
+            "gin_reader",
+        ],
         *["inference", "evals", "export", "import_weights", "inspect_weights"],
     ],
 }

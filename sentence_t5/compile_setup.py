@@ -1,0 +1,109 @@
+"""A gin file's step and its shapes, on the devices of a slice that isn't there.
+
+Of the configuration, the model, the mesh, the trainer and the batch's shape are built.
+The task isn't: it would read files that the machine need not have.
+"""
+
+import dataclasses
+from typing import Any
+
+import gin
+import jax
+import jax.numpy as jnp
+
+from sentence_t5 import datasets, flops, gin_files, names, steps, tpu_topologies
+
+STEPS = ("train", "encode")
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """A step and what it is to be compiled for.
+
+    Attributes:
+        trainer: has the step, on a mesh of the slice's devices.
+        dataset: lengths, batch size and number of negatives; its task is never read.
+        topology: the slice.
+        step: one of ``STEPS``.
+    """
+
+    trainer: steps.Trainer
+    dataset: datasets.DatasetConfig
+    topology: tpu_topologies.Topology
+    step: str
+
+    def lengths(self) -> tuple[int, ...]:
+        """Returns the tokens of each text of a pair."""
+        tokens = self.dataset.lengths()
+        negatives = [tokens[names.NEGATIVE_TARGETS]] * self.dataset.num_negatives
+        return (tokens[names.INPUTS], tokens[names.TARGETS], *negatives)
+
+    def batch(self) -> steps.Batch | jax.ShapeDtypeStruct:
+        """Returns the shapes of what the step takes beside the state or parameters."""
+        size, negatives = self.dataset.batch_size, self.dataset.num_negatives
+        left, right, *others = self.lengths()
+        sharding = self.trainer.partitioner.batch_sharding
+
+        def array(*shape, dtype=jnp.int32):
+            return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+
+        if self.step == "encode":
+            return array(size, left)
+        batch = {
+            names.LEFT_TOKENS: array(size, left),
+            names.RIGHT_TOKENS: array(size, right),
+        }
+        if negatives:
+            batch[names.NEGATIVE_TOKENS] = array(size, negatives, others[0])
+            batch[names.NEGATIVE_MASK] = array(size, negatives, dtype=jnp.bool_)
+        return batch
+
+    def lower(self) -> jax.stages.Lowered:
+        """Traces the step."""
+        state = self.trainer.abstract_state
+        if self.step == "encode":
+            return self.trainer.encode_step.lower(state.params, self.batch())
+        return self.trainer.train_step.lower(state, self.batch())
+
+    def flops(self) -> flops.Flops:
+        """Counts the step's operations."""
+        config = self.trainer.model.encoder
+        size, lengths = self.dataset.batch_size, self.lengths()
+        if self.step == "encode":
+            return flops.encode_step(config, size, lengths[0])
+        is_chunked = self.trainer.microbatch_size is not None
+        return flops.train_step(config, size, lengths, is_chunked=is_chunked)
+
+
+def set_up(
+    config: gin_files.Config, topology: tpu_topologies.Topology, step: str = "train"
+) -> Setup:
+    """Builds the model, the mesh and the batch's shape of a gin file, and nothing else.
+
+    Args:
+        config: from ``gin_files.load``.
+        topology: the slice.
+        step: one of ``STEPS``.
+
+    Raises:
+        ConfigError: a value that is needed is missing or refused.
+        ValueError: model, batch and mesh don't fit together.
+        RuntimeError: libtpu isn't installed.
+    """
+    references = gin.get_bindings(config.root, resolve_references=False)
+
+    def build(parameter: str, **given: Any) -> Any:
+        # What is given here isn't evaluated by gin: no task is built.
+        try:
+            return references[parameter].scoped_configurable_fn(**given)
+        except (TypeError, ValueError) as error:
+            # gin appends the call chain.
+            message = str(error).split("\n  In call to configurable ")[0]
+            raise gin_files.ConfigError(message.strip()) from error
+
+    dataset = build("train_dataset_cfg", mixture_or_task_name="")
+    model = build("model")
+    partitioner = build("partitioner", devices=tpu_topologies.devices(topology))
+    partitioner.check(model.encoder, dataset.batch_size)
+    trainer = build("trainer_cls", model=model, partitioner=partitioner)
+    return Setup(trainer, dataset, topology, step)
