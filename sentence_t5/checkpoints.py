@@ -70,7 +70,11 @@ class CheckpointConfig:
         keep_best: number of checkpoints with the best ``best_metric`` to keep as well.
         best_metric: name of the metric, as ``save`` gets it.
         best_mode: whether ``max`` or ``min`` is best.
-        restore_path: checkpoint whose weights a new run starts from.
+        restore_path: checkpoint whose weights a new run starts from, in any format
+            that ``pretrained`` reads.
+        allow_missing: patterns of parameters that may start fresh where
+            ``restore_path`` lacks them (``projection/.*`` for a raw T5).
+        ignore: patterns of tensors of ``restore_path`` to leave out (``decoder/.*``).
     """
 
     save_period: int = 1000
@@ -80,6 +84,8 @@ class CheckpointConfig:
     best_metric: str | None = None
     best_mode: str = "max"
     restore_path: str | None = None
+    allow_missing: tuple[str, ...] = ()
+    ignore: tuple[str, ...] = ()
 
     def __post_init__(self):
         """Checks the fields against each other.

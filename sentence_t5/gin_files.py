@@ -86,6 +86,14 @@ FLAGS = (
         "initial_checkpoint_path", "INITIAL_CHECKPOINT_PATH", str,
         "model folder or checkpoint to take the first weights from",
     ),
+    Flag(
+        "allow_missing", "ALLOW_MISSING", tuple,
+        "patterns of weights that it may lack, between commas: projection/.*",
+    ),
+    Flag(
+        "ignore", "IGNORE", tuple,
+        "patterns of weights in it to leave out, between commas: decoder/.*",
+    ),
     Flag("learning_rate", "LEARNING_RATE", float, "the schedule's highest value"),
     Flag("seed", "RANDOM_SEED", int, "of the weights, the dropout and the data order"),
     Flag("eval_period", "EVAL_PERIOD", int, "steps between evaluations"),

@@ -17,7 +17,14 @@ from typing import Any
 import jax
 from clu import parameter_overview
 
-from sentence_t5 import checkpoints, datasets, partitioning, reporting, steps
+from sentence_t5 import (
+    checkpoints,
+    datasets,
+    partitioning,
+    pretrained,
+    reporting,
+    steps,
+)
 from sentence_t5 import tokenizer as tokenizer_lib
 from sentence_t5.evals import in_training
 
@@ -194,14 +201,22 @@ def _restore_or_start(
             )
         _logger.info("Resuming all state from step %d.", step)
         return steps.TrainState(params=params, **train_item), step
-    path = checkpointer.config.restore_path
-    if path is None:
+    config = checkpointer.config
+    if config.restore_path is None:
         _logger.info("Starting from random weights, seed %d.", random_seed)
         return trainer.init_state(random_seed), 0
-    params, _ = checkpoints.load_params(
-        path, shardings=trainer.state_shardings.params, expected=abstract.params
+    params, report = pretrained.restore(
+        config.restore_path,
+        abstract.params,
+        trainer.model.encoder,
+        allow_missing=config.allow_missing,
+        ignore=config.ignore,
+        rng=jax.random.key(random_seed),
     )
-    _logger.info("Starting from the weights of %s: step 0, fresh optimizer.", path)
+    _logger.info("%s", report)
+    _logger.info(
+        "Starting from the weights of %s: step 0, fresh optimizer.", config.restore_path
+    )
     return trainer.state_from_params(params, random_seed), 0
 
 
