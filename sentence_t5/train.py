@@ -21,6 +21,7 @@ from sentence_t5 import (
     checkpoints,
     datasets,
     partitioning,
+    preflight,
     pretrained,
     reporting,
     steps,
@@ -90,15 +91,18 @@ def train(
         if value < 1:
             raise ValueError(f"train.{name}: got {value}, expected 1 or more.")
     partitioner.check(model.encoder, train_dataset_cfg.batch_size)
-    examples = datasets.load_examples(train_dataset_cfg)
-    datasets.check_token_ids(examples, model.encoder.t5.vocab_size)
-    batches = datasets.make_batches(
-        train_dataset_cfg, examples, **partitioner.host_share()
-    )
     trainer = trainer_cls(model=model, partitioner=partitioner)
-    evaluate = _make_evaluate(
-        trainer, train_eval_dataset_cfg, infer_eval_dataset_cfg, eval_steps
-    )
+    with preflight.together("loading the data"):
+        examples = datasets.load_examples(train_dataset_cfg)
+        datasets.check_token_ids(examples, model.encoder.t5.vocab_size)
+        batches = datasets.make_batches(
+            train_dataset_cfg, examples, **partitioner.host_share()
+        )
+        evaluate = _make_evaluate(
+            trainer, train_eval_dataset_cfg, infer_eval_dataset_cfg, eval_steps
+        )
+    preflight.check_same("training data", examples.fingerprint)
+    preflight.check_shared(model_dir)
     data = _describe_data(train_dataset_cfg, examples)
     with (
         checkpoints.Checkpointer(checkpoint_cfg, model_dir) as checkpointer,
