@@ -29,17 +29,22 @@ _USAGE_ERROR = 2
 _DOES_NOT_FIT = 1
 
 
-def compile_step(setup: compile_setup.Setup) -> dict[str, Any]:
+def compile_step(setup: compile_setup.Setup) -> tuple[dict[str, Any], str]:
     """Compiles a step and describes the result.
 
     Args:
         setup: from ``compile_setup.set_up``.
 
     Returns:
-        A JSON-able report; ``compile_report`` prints it. Its ``fits`` is the compiler's
-        verdict.
+        A JSON-able report, which ``compile_report`` prints and whose ``fits`` is the
+        compiler's verdict; and the compiled program's text, "" where the compiler
+        refused.
     """
     report = compile_report.describe(setup)
+    report["versions"] = {
+        "jax": jax.__version__,
+        "libtpu": tpu_topologies.compiler_version(),
+    }
     began = time.perf_counter()
     lowered = setup.lower()
     report["seconds"] = {"lower": round(time.perf_counter() - began, 1)}
@@ -49,16 +54,18 @@ def compile_step(setup: compile_setup.Setup) -> dict[str, Any]:
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        report |= compile_report.refusal(str(error))
         compiled = None
+        report |= compile_report.refusal(str(error))
     report["seconds"]["compile"] = round(time.perf_counter() - began, 1)
     report["seconds"]["compile_cpu"] = round(time.process_time() - cpu, 1)
+    text = ""
     if compiled is not None:
-        program = compiled_programs.Program(compiled.as_text())
+        text = compiled.as_text()
+        program = compiled_programs.Program(text)
         memory = compiled.memory_analysis()
         report |= compile_report.success(setup, program, memory)
     report["advice"] = compile_report.advice(setup, report)
-    return report
+    return report, text
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -112,13 +119,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ValueError, RuntimeError) as error:
         print(f"sentence-t5 compile: error: {error}", file=sys.stderr)
         return _USAGE_ERROR
-    report = {"gin_files": list(config.reader.files[:1])} | compile_step(setup)
+    report, hlo = compile_step(setup)
+    report = {"gin_files": flags.gin_file} | report
     if flags.json:
-        with open(flags.json, "w", encoding="utf-8") as file:
-            json.dump(report, file, indent=1)
-            file.write("\n")
+        _write(flags.json, json.dumps(report, indent=1) + "\n")
+    if flags.hlo:
+        _write(flags.hlo, hlo)
     print(compile_report.text(report))
     return 0 if report["fits"] else _DOES_NOT_FIT
+
+
+def _write(path: str, text: str) -> None:
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text)
 
 
 if __name__ == "__main__":

@@ -41,7 +41,6 @@ def describe(setup: Setup) -> dict[str, Any]:
             "largest_unsplit_optimizer_leaf": _largest_unsplit(state.opt_state),
         },
         "flops": {"model": operations.model, "hardware": operations.hardware},
-        "versions": {"jax": jax.__version__, "libtpu": _libtpu_version()},
     }
 
 
@@ -61,12 +60,6 @@ def _largest_unsplit(tree: Any) -> int:
         ),
         default=0,
     )
-
-
-def _libtpu_version() -> str:
-    import importlib.metadata
-
-    return importlib.metadata.version("libtpu")
 
 
 def success(setup: Setup, program: Program, memory: Any) -> dict[str, Any]:

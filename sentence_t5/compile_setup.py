@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from sentence_t5 import datasets, flops, gin_files, names, steps, tpu_topologies
 
 STEPS = ("train", "encode")
+_NO_TASK = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,16 +93,16 @@ def set_up(
     """
     references = gin.get_bindings(config.root, resolve_references=False)
 
-    def build(parameter: str, **given: Any) -> Any:
-        # What is given here isn't evaluated by gin: no task is built.
+    def build(parameter: str, *given: Any, **named: Any) -> Any:
         try:
-            return references[parameter].scoped_configurable_fn(**given)
+            return references[parameter].scoped_configurable_fn(*given, **named)
         except (TypeError, ValueError) as error:
             # gin appends the call chain.
             message = str(error).split("\n  In call to configurable ")[0]
             raise gin_files.ConfigError(message.strip()) from error
 
-    dataset = build("train_dataset_cfg", mixture_or_task_name="")
+    # gin doesn't evaluate what is given by position: no task is built.
+    dataset = build("train_dataset_cfg", _NO_TASK)
     model = build("model")
     partitioner = build("partitioner", devices=tpu_topologies.devices(topology))
     partitioner.check(model.encoder, dataset.batch_size)

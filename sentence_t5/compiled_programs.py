@@ -4,8 +4,8 @@
 
 A scanned layer appears once in the text and runs once a layer, so that everything is
 weighted by the trips of the loops around it. The TPU compiler splits an asynchronous
-collective into pieces, spread over the computations that it overlaps with; they share
-a channel and count once.
+collective into pieces, spread over the fusions that it overlaps with; they share a
+channel and a chain, and count once.
 
 Source: the text format of HLO, https://openxla.org/xla/operation_semantics.
 """
@@ -200,8 +200,7 @@ class Program:
             kind = instruction.opcode.removesuffix("-start")
             if kind not in KINDS or not self.trips()[name]:
                 continue
-            channel = re.search(r"channel_id=(\d+)", instruction.rest)
-            key = channel[1] if channel else f"{name}/{instruction.name}"
+            key = _chain(instruction) or f"{name}/{instruction.name}"
             pieces.setdefault(key, []).append(
                 (self._collective(kind, name, instruction), _is_in_loop(instruction))
             )
@@ -288,6 +287,14 @@ class Program:
         for name, instructions in self.computations.items():
             for instruction in instructions:
                 yield name, instruction
+
+
+def _chain(instruction: Instruction) -> str:
+    """Returns what the pieces of one asynchronous collective have in common, or ""."""
+    if "async_collective_fusion_config" not in instruction.rest:
+        return ""
+    ids = re.findall(r'channel_id=\d+|chain_id="\d+"', instruction.rest)
+    return " ".join([*ids, _plain(instruction.shape)])
 
 
 def _is_in_loop(instruction: Instruction) -> bool:

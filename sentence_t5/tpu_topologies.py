@@ -7,6 +7,8 @@ one. Figures are those of one chip. They are peaks: no program reaches all of th
 """
 
 import dataclasses
+import importlib.metadata
+import importlib.util
 import math
 import os
 import re
@@ -161,6 +163,9 @@ def devices(topology: Topology) -> Sequence[jax.Device]:
 
 def has_compiler() -> bool:
     """Says whether libtpu is installed."""
-    import importlib.util
-
     return importlib.util.find_spec("libtpu") is not None
+
+
+def compiler_version() -> str:
+    """Returns libtpu's version."""
+    return importlib.metadata.version("libtpu")
