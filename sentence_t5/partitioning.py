@@ -107,7 +107,8 @@ class Partitioner:
         """The device mesh, its axes being ``names.MESH_AXES``."""
         devices = jax.devices() if self._devices is None else self._devices
         sizes = self._config.sizes(len(devices))
-        slices = len({getattr(device, "slice_index", 0) for device in devices})
+        # Other platforms number their hosts as slices, or don't number any.
+        slices = len({d.slice_index for d in devices if d.platform == "tpu"}) or 1
         if slices != self._config.num_slices:
             raise ValueError(
                 f"The devices lie on {slices} slice(s), MeshConfig.num_slices is "

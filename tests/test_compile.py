@@ -226,6 +226,18 @@ needs_compiler = pytest.mark.skipif(
 
 
 @needs_compiler
+def test_two_slices_lie_along_data():
+    topology = tpu_topologies.parse("v5e:2x2", num_slices=2)
+    config = partitioning.MeshConfig(data=2, fsdp=-1, num_slices=2)
+    devices = tpu_topologies.devices(topology)
+    mesh = partitioning.Partitioner(config, devices).mesh
+    assert dict(mesh.shape) == {"data": 2, "fsdp": 4, "model": 1}
+    for row in mesh.devices:
+        assert len({device.slice_index for device in row.flat}) == 1
+    assert len({device.slice_index for device in mesh.devices.flat}) == 2
+
+
+@needs_compiler
 def test_tiny_compiles_for_four_chips(tmp_path, capfd):
     path, hlo = tmp_path / "report.json", tmp_path / "program.txt"
     code = compile.main(
