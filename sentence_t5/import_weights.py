@@ -15,11 +15,10 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
-from sentence_t5 import checkpoint_files, checkpoints, descriptions, pretrained
+from sentence_t5 import checkpoint_files, descriptions, pretrained
 from sentence_t5 import encoder as encoder_lib
 from sentence_t5 import tokenizer as tokenizer_lib
+from sentence_t5.pretrained import writing
 
 _DEFAULT_MAX_LENGTH = 512
 
@@ -65,19 +64,10 @@ def import_weights(
     tokenizer = _make_tokenizer(loaded, vocabulary, extra_ids, path)
     if max_length is None:
         max_length = loaded.max_length or _DEFAULT_MAX_LENGTH
-    checkpoints.write_description(model_dir, loaded.config, tokenizer, max_length)
+    descriptions.write_description(model_dir, loaded.config, tokenizer, max_length)
     _add_prompts(model_dir, loaded)
-    config = checkpoints.CheckpointConfig(keep=None)
-    with checkpoints.Checkpointer(config, str(model_dir)) as checkpointer:
-        checkpointer.save(
-            0,
-            params=loaded.params,
-            train={"step": np.zeros((), np.int32)},
-            meta={
-                "step": 0,
-                "imported": {"path": str(path), "as": loaded.report.family},
-            },
-        )
+    imported = {"path": str(path), "format": loaded.report.family}
+    writing.write_step(model_dir, 0, loaded.parts, {"step": 0, "imported": imported})
     return loaded.report
 
 

@@ -72,7 +72,7 @@ def test_exported_folder_reads_back_bit_for_bit(model_dir, tmp_path):
     assert back.vocabulary == VOCABULARY
     assert back.max_length == 24
     ours = folders.random_params(CONFIG)
-    theirs = flax.traverse_util.flatten_dict(back.params, sep="/")
+    theirs = flax.traverse_util.flatten_dict(back.read_params(), sep="/")
     assert set(ours) == set(theirs)
     for name, value in ours.items():
         np.testing.assert_array_equal(theirs[name], value, err_msg=name)

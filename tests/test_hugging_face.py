@@ -72,7 +72,7 @@ def test_hidden_states_and_round_trip(tmp_path, activation):
     loaded = pretrained.load_encoder(tmp_path / "hf", pooling="decoder_first")
     config = dataclasses.replace(loaded.config, normalize=False)
     embeddings, seen = encoder_lib.SentenceEncoder(config).apply(
-        {"params": loaded.params},
+        {"params": loaded.read_params()},
         tokens,
         capture_intermediates=lambda module, _: isinstance(module, stack.EncoderStack),
         mutable="intermediates",

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import flax.linen as nn
+import flax.traverse_util
 import jax
 import jax.numpy as jnp
 
@@ -25,6 +26,7 @@ from sentence_t5.pretrained import (
     remote,
     st_folder,
     t5x,
+    tensors,
 )
 from sentence_t5.pretrained import source as source_lib
 
@@ -44,7 +46,7 @@ class PretrainedEncoder:
 
     Attributes:
         config: the encoder.
-        params: nested dict of float32 arrays.
+        parts: parameter -> float32 tensor, not read yet.
         vocabulary: None if the checkpoint has none.
         max_length: tokens that texts are trimmed to; None where nothing says it.
         prompts: texts to put before an input, by name.
@@ -54,13 +56,20 @@ class PretrainedEncoder:
     """
 
     config: encoder_lib.EncoderConfig
-    params: PyTree
+    parts: Mapping[str, tensors.Tensor]
     vocabulary: source_lib.Vocabulary | None
     max_length: int | None
     prompts: Mapping[str, str]
     default_prompt: str | None
     include_prompt: bool
     report: matching.Report
+
+    def read_params(self) -> PyTree:
+        """Reads the parameters: a nested dict of numpy arrays."""
+        by_size = sorted(self.parts, key=lambda name: -self.parts[name].size)
+        read = {name: self.parts[name].read() for name in by_size}
+        in_order = {name: read[name] for name in self.parts}
+        return flax.traverse_util.unflatten_dict(in_order, sep="/")
 
 
 def open_checkpoint(
@@ -156,7 +165,7 @@ def load_encoder(
         step: the step, where a folder of ours holds several.
 
     Returns:
-        The encoder, its parameters in numpy.
+        The encoder; its weights are matched but not read.
 
     Raises:
         FileNotFoundError: nothing there.
@@ -174,16 +183,17 @@ def load_encoder(
         config = dataclasses.replace(config, pooling=pooling)
     if not config.has_decoder and source_lib.count_layers(source.tensors, "decoder"):
         ignore = (*ignore, "decoder/.*")
-    params, report = matching.restore(
-        source,
-        abstract_params(config),
-        config,
-        allow_missing=allow_missing,
-        ignore=ignore,
+    shapes = flax.traverse_util.flatten_dict(abstract_params(config), sep="/")
+    parts, report = matching.match(
+        source, shapes, config, allow_missing=allow_missing, ignore=ignore
     )
+    fresh = [name for name in shapes if name not in parts]
+    if fresh:
+        drawn = matching.initialise(fresh, shapes, config)
+        parts |= {name: tensors.from_array(value) for name, value in drawn.items()}
     return PretrainedEncoder(
         config=config,
-        params=params,
+        parts={name: parts[name] for name in shapes},
         vocabulary=source.vocabulary,
         max_length=source.max_length,
         prompts=source.prompts,

@@ -67,14 +67,6 @@ class Report:
         return "\n".join(lines)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Plan:
-    """Where each parameter comes from; None: from the initialiser."""
-
-    parts: Mapping[str, tensors.Tensor | None]
-    report: Report
-
-
 def restore(
     source: source_lib.Source,
     abstract_params: PyTree,
@@ -106,39 +98,59 @@ def restore(
             nothing; every case is listed.
     """
     wanted = flax.traverse_util.flatten_dict(abstract_params, sep="/")
-    plan = _match(source, wanted, config.t5, allow_missing, ignore)
-    missing = [name for name, part in plan.parts.items() if part is None]
-    params = dict(_initialise(missing, wanted, config, rng)) if missing else {}
-    for name, part in plan.parts.items():
-        if part is not None:
-            params[name] = _read(part, wanted[name])
+    found, report = match(
+        source, wanted, config, allow_missing=allow_missing, ignore=ignore
+    )
+    missing = [name for name in wanted if name not in found]
+    params = dict(initialise(missing, wanted, config, rng)) if missing else {}
+    # The largest first: what is held twice for a moment then adds little at the peak.
+    for name in sorted(found, key=lambda name: -found[name].size):
+        params[name] = _read(found[name], wanted[name])
     tree = flax.traverse_util.unflatten_dict({k: params[k] for k in wanted}, sep="/")
-    return tree, plan.report
+    return tree, report
 
 
-def _match(
+def match(
     source: source_lib.Source,
     wanted: Mapping[str, Any],
-    t5: t5_config.T5Config,
-    allow_missing: Sequence[str],
-    ignore: Sequence[str],
-) -> _Plan:
-    """Pairs parameters with tensors and lists everything that doesn't pair."""
+    config: encoder_lib.EncoderConfig,
+    *,
+    allow_missing: Sequence[str] = (),
+    ignore: Sequence[str] = (),
+) -> tuple[dict[str, tensors.Tensor], Report]:
+    """Pairs parameters with tensors and lists everything that doesn't pair.
+
+    Args:
+        source: the opened checkpoint.
+        wanted: name -> anything with a shape, for every parameter.
+        config: the model's.
+        allow_missing: as in ``restore``.
+        ignore: as in ``restore``.
+
+    Returns:
+        Parameter -> float32 tensor, nothing read yet and without what is to be
+        initialised; and the report.
+
+    Raises:
+        ValueError: as in ``restore``.
+    """
+    t5 = config.t5
     available = {**source.tensors, **source.foreign}
     problems = _idle_patterns("allow_missing", allow_missing, wanted)
     problems += _idle_patterns("ignore", ignore, available)
     ignored = {k: t.shape for k, t in available.items() if _matches(k, ignore)}
     left = {k: t for k, t in available.items() if k not in ignored}
-    parts: dict[str, tensors.Tensor | None] = {}
+    parts: dict[str, tensors.Tensor] = {}
+    fresh = []
     for name, leaf in wanted.items():
         depth = t5.num_layers if name.startswith("encoder/") else t5.num_decoder_layers
         names = name_tables.stacked_parts(name, depth) or [name]
         absent = [n for n in names if n not in left]
         found = [left.pop(n) for n in names if n not in absent]
         if absent:
-            allowed = _matches(name, allow_missing) and not found
-            parts[name] = None
-            if not allowed:
+            fresh.append(name)
+            # A stacked parameter is read as a whole or drawn as a whole.
+            if found or not _matches(name, allow_missing):
                 problems += [
                     f"missing: {n} {_text(_part_shape(name, leaf, n))}" for n in absent
                 ]
@@ -157,17 +169,14 @@ def _match(
     if problems:
         raise ValueError(_complaint(source, problems))
     shapes = {name: tuple(leaf.shape) for name, leaf in wanted.items()}
-    return _Plan(
-        parts,
-        Report(
-            path=source.path,
-            family=source.family,
-            loaded={k: shapes[k] for k, part in parts.items() if part is not None},
-            initialised={k: shapes[k] for k, part in parts.items() if part is None},
-            ignored=ignored,
-            never_needed=source.never_needed,
-            differences=_differences(source, t5),
-        ),
+    return parts, Report(
+        path=source.path,
+        family=source.family,
+        loaded={name: shapes[name] for name in parts},
+        initialised={name: shapes[name] for name in fresh},
+        ignored=ignored,
+        never_needed=source.never_needed,
+        differences=_differences(source, t5),
     )
 
 
@@ -232,13 +241,23 @@ def _read(part: tensors.Tensor, leaf: Any) -> np.ndarray | jax.Array:
     return jax.make_array_from_callback(part.shape, sharding, part.read)
 
 
-def _initialise(
+def initialise(
     names: Sequence[str],
     wanted: Mapping[str, Any],
     config: encoder_lib.EncoderConfig,
     rng: jax.Array | None,
 ) -> dict[str, jax.Array | np.ndarray]:
-    """Draws the missing parameters as the model does, and only these."""
+    """Draws parameters as the model does, and only these.
+
+    Args:
+        names: of the parameters.
+        wanted: name -> leaf, whose sharding is used if it has one.
+        config: the model's.
+        rng: key; key 0 by default.
+
+    Returns:
+        The arrays by name, in their shardings, in numpy without one.
+    """
     rng = jax.random.key(0) if rng is None else rng
     shardings = {name: getattr(wanted[name], "sharding", None) for name in names}
 
