@@ -710,6 +710,12 @@ def test_one_pattern_is_not_a_list():
         fill(opened, ENCODER, ignore="decoder")
 
 
+def test_a_glob_is_no_pattern():
+    opened = folders.as_source(ENCODER, folders.random_params(ENCODER))
+    with pytest.raises(ValueError, match=r"pattern '\*' is no regular expression"):
+        fill(opened, ENCODER, ignore=["*"])
+
+
 def test_devices_read_their_own_parts():
     params = folders.random_params(ENCODER)
     largest = {}

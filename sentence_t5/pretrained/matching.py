@@ -214,6 +214,14 @@ def _idle_patterns(
         raise ValueError(
             f"{what}: got the text {patterns!r}, expected a list of patterns."
         )
+    for pattern in patterns:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ValueError(
+                f"{what} pattern {pattern!r} is no regular expression ({error}); write "
+                "'decoder/.*' for all names that begin with decoder/."
+            ) from error
     idle = [p for p in patterns if not any(re.fullmatch(p, name) for name in names)]
     whose = "parameter" if what == "allow_missing" else "name in the checkpoint"
     return [f"{what} pattern {p!r} matches no {whose}" for p in idle]
