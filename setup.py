@@ -58,8 +58,8 @@ setuptools.setup(
     ],
     extras_require={
         "tpu": ["jax[tpu]>=0.10.2"],
-        "test": ["pytest>=8.0", "ruff>=0.14"],
-        "dev": ["pytest>=8.0", "ruff>=0.14", "build>=1.2"],
+        "test": ["pytest>=8.0", "pytest-xdist>=3.6", "ruff>=0.14"],
+        "dev": ["pytest>=8.0", "pytest-xdist>=3.6", "ruff>=0.14", "build>=1.2"],
     },
     entry_points={"console_scripts": ["sentence-t5 = sentence_t5.cli:main"]},
 )

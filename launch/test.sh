@@ -16,4 +16,5 @@ if (($# == 0)); then
   "$VENV/bin/ruff" check .
   "$VENV/bin/ruff" format --check .
 fi
-exec "$VENV/bin/python" -m pytest "$@"
+# Two workers: most of a test is the compiler, which uses one core at a time.
+exec "$VENV/bin/python" -m pytest -n 2 --dist loadfile "$@"

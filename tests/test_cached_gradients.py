@@ -85,6 +85,7 @@ def plain(batch):
     return _value_and_grad(batch, (1, 1, 1), None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_chunks", [1, 3])
 def test_chunks_do_not_change_the_gradients(batch, plain, num_chunks):
     _assert_same(_value_and_grad(batch, (1, 1, 1), _BATCH // num_chunks), plain)

@@ -176,7 +176,7 @@ def test_dry_run_prints_a_script_of_both_engines(capsys, monkeypatch):
     assert sweep.main([*argv, "--seed=3"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "# sentence_t5: 2 runs, from the root of the checkout"
-    assert lines[1] == "# tiny_mean: 238,016 parameters, 200 steps"
+    assert lines[1] == "# tiny_mean: 238,016 parameters, 120 steps"
     assert lines[2] == (
         "python -m sentence_t5.train --gin_file=gin/st5_tiny_mean.gin "
         "--model_dir=gs://b/s/tiny_mean --seed=3"
