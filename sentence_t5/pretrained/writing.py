@@ -46,7 +46,7 @@ def write_step(
     """
     folder = checkpoint_files.absolute(model_dir) / checkpoint_files.CHECKPOINTS_DIR
     registry = ocp.type_handlers.create_type_handler_registry(
-        (tensors.Tensor, _OneByOne(deepcopy_host_arrays=False))
+        (tensors.Tensor, _OneByOne())
     )
     items = {
         checkpoint_files.PARAMS: ocp.PyTreeCheckpointHandler(
