@@ -584,6 +584,7 @@ def test_the_users_folders_come_first(tmp_path, monkeypatch):
     assert _value(load(*flags, f"--gin_search_paths={theirs}"), "TRAIN_STEPS") == 12
 
 
+@pytest.mark.slow
 @pytest.mark.entry
 def test_command_from_an_installed_copy(tmp_path):
     """Lays the package out as a wheel does, and runs it from another folder."""

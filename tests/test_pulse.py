@@ -250,7 +250,14 @@ def test_the_folder_has_what_use_and_resuming_need(straight):
 # --- interrupted ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("at", [4, 6, 9])
+@pytest.mark.parametrize(
+    "at",
+    [
+        6,
+        pytest.param(4, marks=pytest.mark.slow),
+        pytest.param(9, marks=pytest.mark.slow),
+    ],
+)
 def test_a_run_that_died_goes_on_as_if_it_had_not(tmp_path, data, straight, at):
     # At 4 only the first weights are saved; at 6 step 5, an epoch's end, just was.
     with pytest.raises(KilledError):
