@@ -2,7 +2,6 @@
 
 import collections
 import dataclasses
-import functools
 import io
 import json
 import os
@@ -58,11 +57,9 @@ def flat(tree):
     return flax.traverse_util.flatten_dict(tree, sep="/")
 
 
-shapes_of = functools.cache(pretrained.abstract_params)
-
-
 def fill(opened, config, **options):
-    return matching.restore(opened, shapes_of(config), config, **options)
+    shapes = pretrained.abstract_params(config)
+    return matching.restore(opened, shapes, config, **options)
 
 
 # --- Hugging Face -------------------------------------------------------------------
@@ -742,7 +739,9 @@ def test_devices_read_their_own_parts():
         sharding = NamedSharding(mesh, PartitionSpec(*spec))
         return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=sharding)
 
-    shapes = jax.tree_util.tree_map_with_path(place, shapes_of(ENCODER))
+    shapes = jax.tree_util.tree_map_with_path(
+        place, pretrained.abstract_params(ENCODER)
+    )
     restored, _ = matching.restore(opened, shapes, ENCODER)
     for name, value in flat(restored).items():
         np.testing.assert_array_equal(value, params[name])

@@ -5,6 +5,7 @@ path, hub id ─► which format? ─► Source ─┬─► restore: into a mod
 """
 
 import dataclasses
+import functools
 import logging
 import os
 import pathlib
@@ -205,6 +206,11 @@ def load_encoder(
 
 def abstract_params(config: encoder_lib.EncoderConfig) -> PyTree:
     """Returns an encoder's parameters as shapes, without shardings."""
+    return jax.tree.map(lambda leaf: leaf, _shapes(config))
+
+
+@functools.lru_cache(maxsize=16)
+def _shapes(config: encoder_lib.EncoderConfig) -> PyTree:
     variables = jax.eval_shape(
         encoder_lib.SentenceEncoder(config).init,
         jax.random.key(0),
