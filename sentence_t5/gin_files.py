@@ -345,6 +345,16 @@ def make_parser(command: str) -> argparse.ArgumentParser:
     return parser
 
 
+def _arguments_together(config: Config) -> dict[str, Any]:
+    """Builds the arguments; a file that one host lacks ends all hosts."""
+    from sentence_t5 import preflight  # Imports JAX, which --help needn't wait for.
+
+    with preflight.together("reading the configuration"):
+        arguments = config.arguments()
+    preflight.check_same("configuration", config.text())
+    return arguments
+
+
 def main(argv: Sequence[str] | None = None, *, command: str = "train") -> int:
     """Reads a command line and trains, or explains what training would do.
 
@@ -365,7 +375,7 @@ def main(argv: Sequence[str] | None = None, *, command: str = "train") -> int:
             print(config.explain(flags.explain or ""))
             return 0
         distributed.initialize(flags)
-        arguments = config.arguments()
+        arguments = _arguments_together(config)
     except ConfigError as error:
         print(f"sentence-t5 {command}: error: {error}", file=sys.stderr)
         return _USAGE_ERROR
