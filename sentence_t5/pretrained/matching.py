@@ -134,50 +134,66 @@ def match(
     Raises:
         ValueError: as in ``restore``.
     """
-    t5 = config.t5
     available = {**source.tensors, **source.foreign}
     problems = _idle_patterns("allow_missing", allow_missing, wanted)
     problems += _idle_patterns("ignore", ignore, available)
     ignored = {k: t.shape for k, t in available.items() if _matches(k, ignore)}
     left = {k: t for k, t in available.items() if k not in ignored}
+    shapes = {name: tuple(leaf.shape) for name, leaf in wanted.items()}
     parts: dict[str, tensors.Tensor] = {}
-    fresh = []
-    for name, leaf in wanted.items():
-        depth = t5.num_layers if name.startswith("encoder/") else t5.num_decoder_layers
-        names = name_tables.stacked_parts(name, depth) or [name]
-        absent = [n for n in names if n not in left]
-        found = [left.pop(n) for n in names if n not in absent]
-        if absent:
-            fresh.append(name)
-            # A stacked parameter is read as a whole or drawn as a whole.
-            if found or not _matches(name, allow_missing):
-                problems += [
-                    f"missing: {n} {_text(_part_shape(name, leaf, n))}" for n in absent
-                ]
-            continue
-        shape = _part_shape(name, leaf, names[0])
-        wrong = [n for n, t in zip(names, found, strict=True) if t.shape != shape]
-        for n, tensor in zip(names, found, strict=True):
-            if n in wrong:
-                problems.append(
-                    f"shape: {n} is {_text(tensor.shape)}, the model has {_text(shape)}"
-                )
-        if not wrong:
-            found = [tensor.astype(np.float32) for tensor in found]
-            parts[name] = found[0] if names == [name] else tensors.stack(found)
+    for name, shape in shapes.items():
+        # A stacked parameter is read as a whole or drawn as a whole.
+        part, wrong, partly = _take(left, name, shape, config.t5)
+        if part is not None:
+            parts[name] = part
+        elif partly or not _matches(name, allow_missing):
+            problems += wrong
     problems += [f"left over: {n} {_text(t.shape)}" for n, t in sorted(left.items())]
     if problems:
         raise ValueError(_complaint(source, problems))
-    shapes = {name: tuple(leaf.shape) for name, leaf in wanted.items()}
     return parts, Report(
         path=source.path,
         family=source.family,
         loaded={name: shapes[name] for name in parts},
-        initialised={name: shapes[name] for name in fresh},
+        initialised={k: shape for k, shape in shapes.items() if k not in parts},
         ignored=ignored,
         never_needed=source.never_needed,
-        differences=_differences(source, t5),
+        differences=_differences(source, config.t5),
     )
+
+
+def _take(
+    left: dict[str, tensors.Tensor],
+    name: str,
+    shape: tensors.Shape,
+    t5: t5_config.T5Config,
+) -> tuple[tensors.Tensor | None, list[str], bool]:
+    """Takes a parameter's tensors out of ``left``.
+
+    Args:
+        left: tensors not used yet, by name.
+        name: of the parameter.
+        shape: of the parameter.
+        t5: says how many layers a stacked parameter has.
+
+    Returns:
+        The parameter as float32, None if it can't be had; what is wrong then; and
+        whether at least a part of it was there.
+    """
+    depth = t5.num_layers if name.startswith("encoder/") else t5.num_decoder_layers
+    names = name_tables.stacked_parts(name, depth)
+    part_shape = shape if names is None else shape[1:]
+    stacked, names = names is not None, names or [name]
+    found = {n: left.pop(n) for n in names if n in left}
+    wrong = [f"missing: {n} {_text(part_shape)}" for n in names if n not in found] + [
+        f"shape: {n} is {_text(tensor.shape)}, the model has {_text(part_shape)}"
+        for n, tensor in found.items()
+        if tensor.shape != part_shape
+    ]
+    if wrong:
+        return None, wrong, bool(found)
+    floats = [tensor.astype(np.float32) for tensor in found.values()]
+    return tensors.stack(floats) if stacked else floats[0], [], True
 
 
 def _differences(source: source_lib.Source, t5: t5_config.T5Config) -> tuple[str, ...]:
@@ -229,12 +245,6 @@ def _idle_patterns(
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:
     return any(re.fullmatch(pattern, name) for pattern in patterns)
-
-
-def _part_shape(name: str, leaf: Any, part: str) -> tensors.Shape:
-    """The shape of one layer of a stacked leaf, or of a whole leaf."""
-    shape = tuple(leaf.shape)
-    return shape if part == name else shape[1:]
 
 
 def _text(shape: tensors.Shape) -> str:
