@@ -44,7 +44,8 @@ def max_over_tokens(
 ) -> Float[Array, "B S D"]:
     """Takes each feature's largest value over the counted positions."""
     hidden = hidden.astype(jnp.float32)[:, None]
-    largest = jnp.max(hidden, axis=2, where=mask[..., None], initial=-jnp.inf)
+    # Not max(where=, initial=), which the ONNX converter lacks.
+    largest = jnp.max(jnp.where(mask[..., None], hidden, -jnp.inf), axis=2)
     return jnp.where(mask.any(axis=-1)[..., None], largest, 0.0)
 
 

@@ -12,6 +12,7 @@ import functools
 
 import flax.linen as nn
 import jax
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from sentence_t5 import names
@@ -182,7 +183,8 @@ class DecoderStack(nn.Module):
         # cancels in the softmax; it is kept so that the parameters are those of a T5.
         bias = layers.RelativePositionBias(cfg, False, name="relpos_bias")(1, 1)
         bias = jax.numpy.broadcast_to(bias, (cfg.num_heads, num_queries, num_queries))
-        self_mask = jax.numpy.eye(num_queries, dtype=bool)[None]
+        # A numpy constant: ONNX has no identity matrix of booleans.
+        self_mask = np.eye(num_queries, dtype=bool)[None]
         x = layers.Dropout(cfg.dropout_rate)(x, dropout_rows)
         x = _run_layers(
             DecoderLayer, cfg, cfg.num_decoder_layers,
