@@ -43,9 +43,11 @@ setuptools.setup(
         "importlib_resources>=6.0",
         "jax>=0.10.2",
         "jaxtyping>=0.3.11",
+        "ml_dtypes>=0.5",
         "numpy>=2.0",
         "optax>=0.2.8",
-        "orbax-checkpoint>=0.12.8",
+        # jax2onnx, of the extra [onnx], wants a release before 0.11.37.
+        "orbax-checkpoint>=0.11.36",
         "scipy>=1.13",
         "sentencepiece>=0.2.0",
         "seqio>=0.0.20",
@@ -57,6 +59,8 @@ setuptools.setup(
         "tqdm>=4.66",
     ],
     extras_require={
+        "hub": ["huggingface_hub>=0.25"],
+        "onnx": ["jax2onnx>=0.17", "onnx>=1.18"],
         "tpu": ["jax[tpu]>=0.10.2"],
         "test": ["pytest>=8.0", "pytest-xdist>=3.6", "ruff>=0.14"],
         "dev": ["pytest>=8.0", "pytest-xdist>=3.6", "ruff>=0.14", "build>=1.2"],
