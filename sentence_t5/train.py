@@ -330,8 +330,9 @@ def _log_overview(
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Trains as a command line says; see ``gin_files.main``."""
-    from sentence_t5 import gin_files
+    from sentence_t5 import gin_files, host_memory
 
+    host_memory.keep_freed_memory()
     reporting.log_to_console()
     return gin_files.main(argv, command="train")
 
