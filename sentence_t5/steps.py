@@ -214,6 +214,7 @@ class Trainer:
             groups,
             num_chunks=self._num_chunks(groups[0].shape[0]),
             partitioner=self.partitioner,
+            reduction_dtype=self.model.encoder.t5.reduction_dtype,
         )
 
     def _num_chunks(self, batch_size: int) -> int:
@@ -247,7 +248,7 @@ class Trainer:
     ) -> tuple[Float[Array, ""], Metrics]:
         config = self.model.loss
         left, right, negatives = ungroup(groups, names.NEGATIVE_TOKENS in batch)
-        mask = losses.candidate_mask(
+        candidates = losses.make_candidates(
             batch[names.LEFT_TOKENS],
             batch[names.RIGHT_TOKENS],
             batch.get(names.NEGATIVE_TOKENS),
@@ -259,11 +260,14 @@ class Trainer:
             left,
             right,
             negatives,
-            mask,
+            candidates,
             logit_scale=config.logit_scale,
             bidirectional=config.bidirectional,
+            block_rows=config.block_rows,
         )
-        values = metrics.contrastive_metrics(output, mask, right)
+        values = metrics.contrastive_metrics(
+            output, candidates.rows, right, block_rows=config.block_rows
+        )
         return output.loss, {"loss": output.loss} | values
 
     def _embed_groups(
