@@ -10,6 +10,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import resource
 import shlex
 import statistics
 import subprocess
@@ -51,6 +52,11 @@ def _processor() -> str:
     return platform.processor()
 
 
+def peak_bytes() -> int:
+    """Returns the most memory that this process has had, Python and JAX included."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
 def seconds_of(run: Callable[[], Any], *, warmup: int, times: int) -> list[float]:
     """Times ``run``, which returns when its work is done."""
     for _ in range(warmup):
@@ -65,7 +71,9 @@ def seconds_of(run: Callable[[], Any], *, warmup: int, times: int) -> list[float
 
 def summary(samples: Sequence[float]) -> dict[str, float]:
     """Returns median and spread."""
-    low, _, high = statistics.quantiles(samples, n=4, method="inclusive")
+    low = high = samples[0]
+    if len(samples) > 1:
+        low, _, high = statistics.quantiles(samples, n=4, method="inclusive")
     return {
         "median_s": round(statistics.median(samples), 5),
         "quartiles_s": [round(low, 5), round(high, 5)],

@@ -39,7 +39,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     gin_files.add_flags(parser)
     measuring.add_flags(parser)
-    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--steps", type=int, default=10, help="how many to time")
+    parser.add_argument("--warmup", type=int, default=2, help="steps before those")
     flags = gin_files.parse_flags(sys.argv[1:], parser)
     if flags.compare:
         measuring.compare(flags.compare, flags.rounds)
@@ -57,7 +58,7 @@ def main() -> None:
         state, values = step(state, batch)
         jax.block_until_ready((state, values))
 
-    samples = measuring.seconds_of(run, warmup=2, times=flags.steps)
+    samples = measuring.seconds_of(run, warmup=flags.warmup, times=flags.steps)
     took = measuring.summary(samples)
     measuring.report(
         "step_time",
@@ -70,6 +71,7 @@ def main() -> None:
         pairs_per_s=round(setup.dataset.batch_size / took["median_s"], 2),
         gflop_per_s=round(setup.flops().total / took["median_s"] / 1e9, 1),
         compile_s=round(compile_seconds, 1),
+        peak_mb=round(measuring.peak_bytes() / 1e6),
     )
 
 

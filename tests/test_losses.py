@@ -184,6 +184,24 @@ def test_walked_in_blocks_it_is_the_same(block_rows, bidirectional):
         np.testing.assert_allclose(ours, theirs, atol=1e-6 * np.abs(theirs).max())
 
 
+def test_blocks_of_a_batch_of_512():
+    rng = np.random.default_rng(1)
+    left, right = rng.normal(size=(2, 512, 16)).astype(np.float32)
+    negatives = rng.normal(size=(512, 1, 16)).astype(np.float32)
+    embeddings = [
+        x / np.linalg.norm(x, axis=-1, keepdims=True) for x in (left, right, negatives)
+    ]
+    texts = rng.integers(1, 300, (3, 512, 1))  # Some of them the same.
+    tokens = (texts[0], texts[1], texts[2][:, None])
+    masks = (rng.random((512, 1)) < 0.8, rng.random(512) < 0.9)
+    options = {"scale": 100.0, "mask_duplicates": True}
+    whole = loss_and_gradients(*embeddings, tokens, *masks, **options)
+    blocks = loss_and_gradients(*embeddings, tokens, *masks, **options, block_rows=64)
+    np.testing.assert_allclose(blocks[0], whole[0], rtol=1e-6)
+    for ours, theirs in zip(blocks[1], whole[1], strict=True):
+        assert np.linalg.norm(ours - theirs) < 1e-5 * np.linalg.norm(theirs)
+
+
 def largest_array(jaxpr) -> int:
     """Returns the elements of the largest array that any equation makes.
 
