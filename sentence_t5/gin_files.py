@@ -116,8 +116,11 @@ class Config:
     usage: gin_checks.Usage
     root: str
 
-    def arguments(self) -> dict[str, Any]:
-        """Locks the configuration and builds the root function's arguments.
+    def arguments(self, *, lock: bool = True) -> dict[str, Any]:
+        """Builds the root function's arguments.
+
+        Args:
+            lock: lock the configuration first, so that nothing changes it any more.
 
         Raises:
             ConfigError: a value is missing, or is refused by what it is given to.
@@ -126,7 +129,8 @@ class Config:
             raise ConfigError(
                 "\n".join(_missing(key, self.reader) for key in self.usage.required)
             )
-        gin.finalize()
+        if lock:
+            gin.finalize()
         try:
             return gin.get_bindings(self.root)
         except RecursionError as e:
