@@ -170,11 +170,12 @@ def find_params(
         raise FileNotFoundError(f"No checkpoint at {base}: there is no such folder.")
     if (base / _TREE_METADATA).exists():
         return base, _check_step(base, base.parent.name, step), []
-    for item in (PARAMS, T5X_STATE):
-        if (base / item / _TREE_METADATA).exists():
-            found = _check_step(base, base.name.removeprefix(T5X_PREFIX), step)
-            _raise_if_broken(base, item)
-            return base / item, found, []
+    is_t5x = base.name.startswith(T5X_PREFIX)
+    item = T5X_STATE if is_t5x else PARAMS
+    if (base / item).exists():
+        found = _check_step(base, base.name.removeprefix(T5X_PREFIX), step)
+        _raise_if_broken(base, item)
+        return base / item, found, []
     nested = base / CHECKPOINTS_DIR
     root = nested if nested.exists() else base
     prefix, item, steps = "", PARAMS, list_steps(root)

@@ -1,4 +1,4 @@
-"""What a checkpoint records of the data it was trained on, and whether that is the same.
+"""What a checkpoint records of its data, and whether that is the same.
 
 The batch of a step is a pure function of these values and the step. So a run that goes
 on with the same values goes on at its place in the data, and one with others can't.
