@@ -51,6 +51,26 @@ def running_t5x(main: ModuleType | None = None) -> bool:
     return folder == "t5x" and name in [f"{name}.py" for name in _T5X_SCRIPTS]
 
 
+def ours(selector: str) -> Any | None:
+    """Returns this package's own object for a gin selector, whatever engine runs.
+
+    Args:
+        selector: in full, such as ``sentence_t5.engine.model``. T5X's ``train`` is
+            ``__main__.train``.
+
+    Returns:
+        The object; None if the selector is none of the engine's names.
+    """
+    module, _, name = selector.rpartition(".")
+    if module not in (__name__, "__main__") or name not in _OURS:
+        return None
+    return _load(_OURS[name])
+
+
+def _load(where: tuple[str, str]) -> Any:
+    return getattr(importlib.import_module(where[0]), where[1])
+
+
 def __getattr__(name: str) -> Any:
     """Returns the object behind a name, for the engine that is running."""
     if name not in _OURS:
@@ -58,8 +78,7 @@ def __getattr__(name: str) -> Any:
             f"sentence_t5.engine has no {name!r}; it has {', '.join(_OURS)}."
         )
     is_t5x = running_t5x()
-    module, attribute = (_T5X if is_t5x else _OURS)[name]
-    found = getattr(importlib.import_module(module), attribute)
+    found = _load((_T5X if is_t5x else _OURS)[name])
     # T5X calls the function of its own script, whose first mention starts our checks.
     return found() if is_t5x and name == "train" else found
 

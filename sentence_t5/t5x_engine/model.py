@@ -62,11 +62,15 @@ class Model(models.BaseModel):
         Returns:
             The loss, and metrics that average over rows when merged.
         """
-        batch = to_batch(batch)
+        # T5X evaluates without a key. A training batch has no padding rows, and with no
+        # mask the program is the one of ``steps.Trainer``, to the last bit.
+        batch = to_batch(batch, padded=dropout_rng is None)
         groups = steps.group_texts(batch)
         embedded = steps.embed_groups(self._module, params, groups, dropout_rng)
         loss, values = steps.contrast(self.loss, batch, embedded)
-        num_rows = batch[names.ROW_MASK].sum().astype(jnp.float32)
+        num_rows = jnp.float32(batch[names.LEFT_TOKENS].shape[0])
+        if names.ROW_MASK in batch:
+            num_rows = batch[names.ROW_MASK].sum().astype(jnp.float32)
         return loss, averages(values, num_rows)
 
     def predict_batch_with_aux(
@@ -127,14 +131,20 @@ class Model(models.BaseModel):
         return self._module.apply({"params": params}, tokens)
 
 
-def to_batch(features: Features) -> steps.Batch:
-    """Returns the batch of ``steps`` that features stand for."""
+def to_batch(features: Features, *, padded: bool) -> steps.Batch:
+    """Returns the batch of ``steps`` that features stand for.
+
+    Args:
+        features: tokens, under T5X Retrieval's names.
+        padded: whether there may be rows of padding, which are no pairs.
+    """
     left = features[feature_converters.LEFT]
     batch = {
         names.LEFT_TOKENS: left,
         names.RIGHT_TOKENS: features[feature_converters.RIGHT],
-        names.ROW_MASK: (left != names.PAD_ID).any(axis=-1),
     }
+    if padded:
+        batch[names.ROW_MASK] = (left != names.PAD_ID).any(axis=-1)
     negatives = features.get(feature_converters.NEGATIVES)
     if negatives is not None:
         batch[names.NEGATIVE_TOKENS] = negatives
