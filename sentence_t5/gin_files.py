@@ -129,7 +129,7 @@ class Config:
         """
         if self.usage.required:
             raise ConfigError(
-                "\n".join(_missing(key, self.reader) for key in self.usage.required)
+                "\n".join(_missing(key, self) for key in self.usage.required)
             )
         if lock:
             gin.finalize()
@@ -298,11 +298,17 @@ def _root(reader: gin_reader.Reader) -> str:
     )
 
 
-def _missing(key: Key, reader: gin_reader.Reader) -> str:
+def _missing(key: Key, config: Config) -> str:
     shown = gin_reader.show_key(key)
     flag = _BY_TARGET.get(shown)
-    how = f"--{flag.name}=... ({flag.help})" if flag else f"--gin.{shown}=..."
-    origin = reader.bindings[key][-1].origin
+    if flag is None:
+        how = f"--gin.{shown}=..."
+    elif config.root == _T5X_ROOT:  # Which has no plain flags.
+        value = "\"'...'\"" if flag.kind is str else "..."
+        how = f"--gin.{shown}={value} ({flag.help})"
+    else:
+        how = f"--{flag.name}=... ({flag.help})"
+    origin = config.reader.bindings[key][-1].origin
     return f"{shown} has no value ({origin} leaves it open). Pass {how}."
 
 

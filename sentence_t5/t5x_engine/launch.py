@@ -27,7 +27,7 @@ from sentence_t5 import (
     preflight,
 )
 from sentence_t5.gin_reader import ConfigError
-from sentence_t5.t5x_engine import data, evaluation, state
+from sentence_t5.t5x_engine import data, evaluation, state, trainer
 
 _USAGE_ERROR = 2
 _prepared = False
@@ -69,14 +69,45 @@ def prepare(argv: Sequence[str]) -> "Hooks":
     Raises:
         ConfigError: a mistake in the files or flags.
     """
-    _alias_train()
-    config = gin_files.load(gin_files.parse_flags(argv, gin_files.make_parser("train")))
-    hooks = Hooks(config.arguments(lock=False))
+    config = load(argv)
+    arguments = config.arguments(lock=False)
+    _check(arguments)
+    hooks = Hooks(arguments)
     with gin.config._parse_scope():  # Selectors are looked up in full, not as imports.
         for name, function in hooks.bindings().items():
             if ("", config.root, name) not in config.reader.bindings:
                 gin.bind_parameter(("", config.root, name), function)
     return hooks
+
+
+def load(argv: Sequence[str]) -> gin_files.Config:
+    """Reads and checks gin files and bindings; nothing is built.
+
+    Raises:
+        ConfigError: a mistake in the files or flags.
+    """
+    _alias_train()
+    parser = gin_files.make_parser("train")
+    return gin_files.load(gin_files.parse_flags(argv, parser))
+
+
+def _check(arguments: Mapping[str, Any]) -> None:
+    """Refuses here what T5X would find, or not find, after minutes of loading.
+
+    Raises:
+        ConfigError: model, batch, mesh and folder don't fit together.
+    """
+    try:
+        bound = gin.get_bindings("sentence_t5.engine.trainer")
+        trainer.check_microbatches(
+            bound.get("microbatch_size"), bound.get("num_microbatches")
+        )
+        arguments["partitioner"].ours.check(
+            arguments["model"].encoder, arguments["train_dataset_cfg"].batch_size
+        )
+        checkpoint_files.check_engine(arguments["model_dir"], is_t5x=True)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
 
 
 def _alias_train() -> None:
@@ -124,7 +155,6 @@ class Hooks:
         self, cfg: datasets.DatasetConfig, shard_id: int, num_shards: int, *_: Any
     ) -> data.TrainIterator:
         """Loads the training data, checks it, and describes the model beside it."""
-        checkpoint_files.check_engine(self._model_dir, is_t5x=True)
         with preflight.together("loading the data"):
             examples = self._load(cfg)
             batches = datasets.make_batches(

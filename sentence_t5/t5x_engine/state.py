@@ -69,16 +69,11 @@ class StateInitializer(utils.TrainStateInitializer):
             config: has ``restore_path``, ``allow_missing`` and ``ignore``.
             seed: of the weights that may be missing.
             **kwargs: see ``t5x.utils.TrainStateInitializer``.
-
-        Raises:
-            ValueError: the model doesn't fit the mesh.
         """
         self._config = config
         self._seed = seed
         self._encoder = kwargs["init_fn"].__self__.encoder
         self._mesh = kwargs["partitioner"].mesh
-        batch_size = next(iter(kwargs["input_shapes"].values()))[0]
-        kwargs["partitioner"].ours.check(self._encoder, batch_size)
         super().__init__(**kwargs)
 
     def from_scratch(self, init_rng: jax.Array) -> Any:
