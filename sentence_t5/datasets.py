@@ -17,6 +17,7 @@ import numpy as np
 import seqio
 
 from sentence_t5 import batching, names, prefetching, token_cache, vocabularies
+from sentence_t5 import tokenizer as tokenizer_lib
 from sentence_t5.tokenized import TokenizedExamples
 
 _logger = logging.getLogger(__name__)
@@ -276,6 +277,15 @@ def prefetch(
       An iterator of (step, what `put` returned, row ids int64 [b]); close it when done.
     """
     return prefetching.Prefetcher(batches, start_step, put, depth)
+
+
+def tokenizer(cfg: DatasetConfig) -> tokenizer_lib.Tokenizer:
+    """Returns the vocabulary that the task is tokenized with."""
+    task, _ = cfg.tasks()[0]
+    vocabulary = task.output_features[names.INPUTS].vocabulary
+    return tokenizer_lib.Tokenizer(
+        vocabulary.sentencepiece_model_file, vocabulary.extra_ids
+    )
 
 
 def check_token_ids(examples: Examples, vocab_size: int) -> None:

@@ -17,6 +17,7 @@ LAYERS = {
             "compile_report",
             "compile_setup",
             "engine",
+            "t5x_engine",
             "gin_checks",
             "gin_explain",
             "gin_files",
