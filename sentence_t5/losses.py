@@ -9,6 +9,10 @@ Everything is written over global arrays. Under jit on a mesh the compiler gathe
 candidates, so the value and the gradients are those of one device whatever the mesh.
 Rows are pairs; row i's positive is column i.
 
+INSTRUCTOR's loss is the same with fewer candidates (``LossConfig.own_right_only``):
+left → right sees row i's own right side and all hard negatives, right → left is as
+above. It is a mask, like a task whose rows are no negatives to each other.
+
 Source: Ni et al. 2021 (arXiv 2108.08877), section 3; both directions are summed, and
 only left → right sees the hard negatives, as in T5X Retrieval's ``losses.py``.
 """
@@ -36,11 +40,16 @@ class LossConfig:
         mask_duplicates: leave out candidates that are no negatives at all: another row
             with the same left or the same right text, and hard negatives equal to a
             row's right text. Texts are compared over the whole global batch.
+        own_right_only: leave other rows' right sides out of left → right, so that its
+            candidates are a row's own right side and all hard negatives of the batch.
+            Source: ``train.py`` of the code published with INSTRUCTOR (Su et al. 2022,
+            arXiv 2212.09741); the paper's text describes in-batch negatives.
     """
 
     logit_scale: float = 100.0
     bidirectional: bool = True
     mask_duplicates: bool = False
+    own_right_only: bool = False
 
     def __post_init__(self):
         """Checks the scale.
@@ -59,14 +68,17 @@ class CandidateMask(NamedTuple):
     """Which candidates count for which row; True keeps.
 
     Attributes:
-        rights: [B B], row i against right side j; its transpose serves right → left.
+        rights: [B B], row i against right side j.
         negatives: [B B*N], row i against hard negative n of row j at ``j * N + n``.
         rows: [B], rows that are real pairs. A row left out is no candidate either.
+        lefts: [B B], left side i as a candidate of row j in right → left; None means
+            that it is ``rights``.
     """
 
     rights: Bool[Array, "B B"]
     negatives: Bool[Array, "B BN"] | None
     rows: Bool[Array, " B"]
+    lefts: Bool[Array, "B B"] | None = None
 
 
 class ContrastiveOutput(NamedTuple):
@@ -137,6 +149,8 @@ def contrastive_loss(
     per_row = normalizer - positives
     if bidirectional:
         # Down the columns of the same logits: no second product, no second gather.
+        if mask.lefts is not None:
+            logits = jnp.where(mask.lefts, logit_scale * right_cosines, _MASKED)
         per_row += jax.nn.logsumexp(logits, axis=0) - positives
     num_rows = jnp.maximum(mask.rows.sum(), 1)
     loss = jnp.sum(jnp.where(mask.rows, per_row, 0.0)) / num_rows
@@ -159,7 +173,9 @@ def candidate_mask(
     *,
     negative_mask: Bool[Array, "B N"] | None = None,
     row_mask: Bool[Array, " B"] | None = None,
+    in_batch: Bool[Array, " B"] | None = None,
     mask_duplicates: bool = False,
+    own_right_only: bool = False,
 ) -> CandidateMask:
     """Says which candidates count for which row.
 
@@ -169,11 +185,24 @@ def candidate_mask(
         negative_tokens: ids of the hard negatives, or None.
         negative_mask: True for real negatives; None means all.
         row_mask: True for real pairs; None means all.
+        in_batch: False for rows whose only candidates are their own right side and
+            their own hard negatives; None means none such.
         mask_duplicates: see ``LossConfig``.
+        own_right_only: see ``LossConfig``.
 
     Returns:
         Masks whose diagonal is always kept.
+
+    Raises:
+        ValueError: ``own_right_only`` without hard negatives: left → right would have
+            nothing to tell apart.
     """
+    if own_right_only and negative_tokens is None:
+        raise ValueError(
+            "LossConfig.own_right_only tells a row's right side from hard negatives, "
+            "and the batch has none. Set DatasetConfig.num_negatives, or "
+            "own_right_only to False."
+        )
     batch = left_tokens.shape[0]
     rows = jnp.ones(batch, bool) if row_mask is None else row_mask
     rights = rows[:, None] & rows[None]
@@ -189,7 +218,18 @@ def candidate_mask(
         if negatives is not None:
             ids = text_ids(negative_tokens).reshape(-1, 2)
             negatives &= ~_same(right_ids, ids)
-    return CandidateMask(rights | jnp.eye(batch, dtype=bool), negatives, rows)
+    own = jnp.eye(batch, dtype=bool)
+    lefts = None
+    if in_batch is not None:
+        lefts = (rights & in_batch[None]) | own
+        rights &= in_batch[:, None]
+        if negatives is not None:
+            num_negatives = negative_tokens.shape[1]
+            negatives &= in_batch[:, None] | jnp.repeat(own, num_negatives, axis=1)
+    if own_right_only:
+        lefts = rights | own if lefts is None else lefts
+        rights = own
+    return CandidateMask(rights | own, negatives, rows, lefts)
 
 
 def text_ids(tokens: Int[Array, "*lead L"]) -> UInt32[Array, "*lead 2"]:

@@ -193,9 +193,9 @@ def _restore_or_start(
         params, train_item, meta, step = restored
         if meta["data"] != data:
             changed = [
-                f"{key} was {meta['data'].get(key)!r}, now {data[key]!r}"
-                for key in data
-                if meta["data"].get(key) != data[key]
+                f"{key} was {meta['data'].get(key)!r}, now {data.get(key)!r}"
+                for key in {**meta["data"], **data}
+                if meta["data"].get(key) != data.get(key)
             ]
             raise ValueError(
                 f"{checkpointer.directory} was trained on other data: "
@@ -273,7 +273,7 @@ def _describe_data(
     config: datasets.DatasetConfig, examples: datasets.Examples
 ) -> dict[str, Any]:
     """Returns what the order of the data depends on, to be compared on resuming."""
-    return {
+    data = {
         "fingerprint": examples.fingerprint,
         "rows": len(examples),
         "batch_size": config.batch_size,
@@ -281,6 +281,12 @@ def _describe_data(
         "shuffle": config.shuffle,
         "num_negatives": config.num_negatives,
     }
+    # Younger than some checkpoints: said where it matters.
+    if config.mix_by != "rows":
+        data["mix_by"] = config.mix_by
+    if config.on_crowding != "error":
+        data["on_crowding"] = config.on_crowding
+    return data
 
 
 def _tokenizer(config: datasets.DatasetConfig) -> tokenizer_lib.Tokenizer:

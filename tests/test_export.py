@@ -121,13 +121,15 @@ def test_model_card_tells_recipe_data_scores_and_limits(model_dir, tmp_path):
 
 def test_prompts_travel(tmp_path):
     opened = make_source(
-        prompts={"query": "query: "}, default_prompt="query", include_prompt=False
+        dataclasses.replace(CONFIG, pool_instruction=False),
+        prompts={"query": "query:"},
+        default_prompt="query",
     )
     st_folder.write_folder(opened, tmp_path / "st")
     back = pretrained.load_encoder(tmp_path / "st")
     assert back.prompts == {"query": "query: "}
     assert back.default_prompt == "query"
-    assert not back.include_prompt
+    assert not back.config.pool_instruction
 
 
 @pytest.mark.parametrize("pooling, projection_dim, normalize",

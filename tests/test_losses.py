@@ -213,7 +213,8 @@ def test_no_masks_mean_that_all_counts():
         left, right, negatives,
         negative_mask=np.ones((B, 3), bool), row_mask=np.ones(B, bool),
     )  # fmt: skip
-    for ours, theirs in zip(without, with_ones, strict=True):
+    assert without.lefts is None and with_ones.lefts is None
+    for ours, theirs in zip(without[:3], with_ones[:3], strict=True):
         assert ours.all()
         np.testing.assert_array_equal(ours, theirs)
     assert without.rights.shape == (B, B)
