@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from sentence_t5 import names, permutation, schedules
+from sentence_t5 import instructions, names, permutation, schedules
 from sentence_t5.tokenized import Texts, TokenizedExamples
 
 _logger = logging.getLogger(__name__)
@@ -264,7 +264,7 @@ def pad(texts: Texts, rows: np.ndarray, length: int) -> tuple[np.ndarray, np.nda
     kept = cut = np.zeros((len(rows), 1), np.int64)
     if texts.instruction_lengths is not None:
         whole = np.asarray(texts.instruction_lengths[rows], np.int64)[:, None]
-        kept = kept_instruction(whole, sizes, length)
+        kept = instructions.kept_lengths(whole, sizes, length)
         cut = whole - kept
     sizes = sizes - cut
     real = places < sizes
@@ -275,22 +275,6 @@ def pad(texts: Texts, rows: np.ndarray, length: int) -> tuple[np.ndarray, np.nda
     ids[~real] = names.PAD_ID
     ids[np.squeeze(sizes > length, axis=1), -1] = names.EOS_ID
     return ids, kept[:, 0].astype(np.int32)
-
-
-def kept_instruction(
-    instruction_lengths: np.ndarray, sizes: np.ndarray, length: int
-) -> np.ndarray:
-    """Returns how many ids of each instruction leave the text its room.
-
-    All of them, if the row isn't too long or the instruction takes at most half of it.
-
-    Args:
-      instruction_lengths: ids of each instruction.
-      sizes: ids of each row: instruction, text and EOS.
-      length: ids that a row may have.
-    """
-    room = np.maximum(length - (sizes - instruction_lengths), length // 2)
-    return np.minimum(instruction_lengths, room)
 
 
 def choose_negatives(
@@ -348,5 +332,5 @@ def count_crowded(texts: Texts, length: int) -> int:
     if texts.instruction_lengths is None:
         return 0
     lengths = np.asarray(texts.instruction_lengths)
-    kept = kept_instruction(lengths, np.diff(texts.starts), length)
+    kept = instructions.kept_lengths(lengths, np.diff(texts.starts), length)
     return int(np.count_nonzero(kept < lengths))

@@ -18,6 +18,7 @@ import seqio
 
 from sentence_t5 import (
     batching,
+    instructions,
     names,
     prefetching,
     schedules,
@@ -30,7 +31,6 @@ _logger = logging.getLogger(__name__)
 
 _FEATURES = (names.INPUTS, names.TARGETS, names.NEGATIVE_TARGETS)
 _MIX_BY = ("rows", "batches")
-_ON_CROWDING = ("error", "keep_text")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +82,7 @@ class DatasetConfig:
         _check_integer("num_negatives", self.num_negatives, minimum=0)
         _check_integer("seed", self.seed, minimum=0)
         _check_choice("mix_by", self.mix_by, _MIX_BY)
-        _check_choice("on_crowding", self.on_crowding, _ON_CROWDING)
+        _check_choice("on_crowding", self.on_crowding, instructions.ON_CROWDING)
 
     def lengths(self) -> dict[str, int]:
         """Returns the tokens per text of each feature, negatives included."""

@@ -95,8 +95,10 @@ def test_other_poolings_go_on_any_size(pooling):
 
 def test_every_shared_file_is_used():
     included = set()
-    for name in [path.name for path in (ROOT / "gin").glob("*.gin")]:
-        included |= set(load(f"--gin_file=gin/{name}").reader.files)
+    paths = [*(ROOT / "gin").glob("*.gin"), *(ROOT / "gin" / "recipes").glob("*.gin")]
+    for path in paths:
+        name = path.relative_to(ROOT)
+        included |= {str(name), *load(f"--gin_file={name}").reader.files}
     on_top = {"pooling/attention", "pooling/max", "optim/adamw"}
     on_top |= {"data/files", "data/sts_file"}
     shared = {
