@@ -162,8 +162,7 @@ def load_examples(cfg: DatasetConfig) -> Examples:
     parts = [
         (token_cache.load(task, cfg.split, cfg.cache_dir), rate) for task, rate in tasks
     ]
-    for examples, _ in parts:
-        _check_negatives(cfg, examples)
+    _check_negatives(cfg, [examples for examples, _ in parts])
     if len(parts) == 1:
         return parts[0][0]
     total = sum(rate for _, rate in parts)
@@ -376,23 +375,41 @@ def _check_one_vocabulary(tasks: list[seqio.Task]) -> None:
             )
 
 
-def _check_negatives(cfg: DatasetConfig, examples: TokenizedExamples) -> None:
+def _check_negatives(cfg: DatasetConfig, parts: Sequence[TokenizedExamples]) -> None:
     """Compares the negatives that are there with those that are asked for."""
-    if examples.negative_rows is None:
+    totals = {
+        part.task_name: int(part.negative_rows[-1])
+        for part in parts
+        if part.negative_rows is not None
+    }
+    lacking = [name for name, total in totals.items() if not total]
+    if not cfg.num_negatives:
+        for name in sorted(totals.keys() - set(lacking)):
+            _logger.warning(
+                "Task %r has %d hard negatives that are NOT USED, because "
+                "DatasetConfig.num_negatives is 0. Set it to use them.",
+                name,
+                totals[name],
+            )
         return
-    total = int(examples.negative_rows[-1])
-    if cfg.num_negatives and not total:
+    hint = "Set num_negatives to 0 or name another column."
+    alone = [
+        part.task_name
+        for part in parts
+        if part.task_name in lacking and not part.in_batch_negatives
+    ]
+    if alone:
+        hint = "It has no in-batch negatives either: leave it out."
+    if alone or (lacking and len(lacking) == len(parts)):
         raise ValueError(
             f"DatasetConfig.num_negatives={cfg.num_negatives}, but no row of task "
-            f"{examples.task_name!r} has any {names.NEGATIVE_TARGETS!r}. Set "
-            "num_negatives to 0 or name another column."
+            f"{(alone or lacking)[0]!r} has any {names.NEGATIVE_TARGETS!r}. {hint}"
         )
-    if not cfg.num_negatives and total:
+    for name in lacking:
         _logger.warning(
-            "Task %r has %d hard negatives that are NOT USED, because "
-            "DatasetConfig.num_negatives is 0. Set it to use them.",
-            examples.task_name,
-            total,
+            "No row of task %r has hard negatives: other rows are all it is told "
+            "apart from.",
+            name,
         )
 
 

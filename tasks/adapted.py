@@ -57,15 +57,27 @@ def task(
     return text_pairs.task(name or task.name, source, vocabulary)
 
 
+def with_lengths(task: seqio.Task) -> seqio.Task:
+    """Makes a task that has the features of one with instructions, all of them empty.
+
+    SeqIO mixes only tasks with the same features.
+    """
+    vocabulary = task.output_features[names.INPUTS].vocabulary
+    source = _source(task.source, {names.INPUTS: ""}, None, has_instructions=True)
+    return text_pairs.task(task.name, source, vocabulary)
+
+
 def _source(
     old: text_pairs.RowSource,
     instructions: Mapping[str, str],
     in_batch_negatives: bool | None,
+    has_instructions: bool = False,
 ) -> text_pairs.RowSource:
     """Returns a source of the same rows with other settings."""
     if in_batch_negatives is None:
         in_batch_negatives = old.in_batch_negatives
-    if not old.has_instructions and not any(instructions.values()):
+    has_instructions |= old.has_instructions or any(instructions.values())
+    if not has_instructions:
         instructions = {}
 
     def rows(split: str) -> Iterator[text_pairs.Row]:
@@ -78,7 +90,7 @@ def _source(
         splits=old.splits,
         negatives=old.has_negatives,
         scores=old.has_scores,
-        instructions=old.has_instructions or bool(instructions),
+        instructions=has_instructions,
         in_batch_negatives=in_batch_negatives,
         streams=old.streams,
     )

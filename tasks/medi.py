@@ -40,13 +40,13 @@ class File:
       path: JSONL, plain or gzipped.
       sha256: of its contents.
       places: task_id -> line numbers and offsets, int64 [n 2], in the file's order.
-      has_negatives: task_id -> whether any of its rows has a negative.
+      has_negatives: whether any row has a negative.
     """
 
     path: str
     sha256: str
     places: Mapping[str, np.ndarray]
-    has_negatives: Mapping[str, bool]
+    has_negatives: bool
 
 
 def mixture(
@@ -128,7 +128,7 @@ def scan(path: str) -> File:
       ValueError: a row of another form, with file and line.
     """
     places: dict[str, list[tuple[int, int]]] = {}
-    has_negatives: dict[str, bool] = {}
+    has_negatives = False
     for number, offset, record in records.Reader(path).places():
         where = f"{path}, line {number}"
         row = parse(where, record)
@@ -136,9 +136,7 @@ def scan(path: str) -> File:
         if not isinstance(task_id, str | int) or isinstance(task_id, bool):
             raise ValueError(f"{where}: no task_id, got {task_id!r}.")
         places.setdefault(str(task_id), []).append((number, offset))
-        has_negatives[str(task_id)] = has_negatives.get(str(task_id), False) or bool(
-            row[names.NEGATIVE_TARGETS]
-        )
+        has_negatives |= bool(row[names.NEGATIVE_TARGETS])
     if not places:
         raise ValueError(f"{path}: the file is empty.")
     return File(
@@ -234,7 +232,7 @@ def _task(
         rows=rows,
         identity=identity,
         splits=(_SPLIT,),
-        negatives=file.has_negatives[task_id],
+        negatives=file.has_negatives,
         instructions=with_instructions,
         in_batch_negatives=in_batch_negatives,
         streams=False,

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import seqio
 
-from sentence_t5.tasks import text_pairs
+from sentence_t5.tasks import adapted, text_pairs
 
 
 def mixture(
@@ -56,6 +56,12 @@ def mixture(
         if not (math.isfinite(rate) and rate > 0):
             raise ValueError(f"{each}: got {rate}, expected a positive number.")
     weights = [float(rate) ** (1.0 / temperature) for rate in rates]
+    own = [t for t in tasks if isinstance(t.source, text_pairs.RowSource)]
+    if any(t.source.has_instructions for t in own):
+        tasks = [
+            adapted.with_lengths(t) if t in own and not t.source.has_instructions else t
+            for t in tasks
+        ]
     if name is None:
         name = re.sub(r"[^0-9A-Za-z_]", "_", "_".join(["mixture", *names]))[:100]
     return seqio.Mixture(name, list(zip(tasks, weights, strict=True)))
