@@ -92,6 +92,8 @@ def prepend(
             f"got {len(given)} instructions for {len(rows)} texts: give one for each, "
             "or one string for all."
         )
+    # Not left to the vocabulary, some of which keep a line's end.
+    given = [text.strip() for text in given]
     different = list(dict.fromkeys(given))
     ids = {
         text: row[:-1]  # without EOS

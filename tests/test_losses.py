@@ -103,7 +103,9 @@ def differences(loss, arrays, step=1e-5):
     return gradients
 
 
-@functools.partial(jax.jit, static_argnames=("bidirectional", "mask_duplicates"))
+@functools.partial(
+    jax.jit, static_argnames=("bidirectional", "mask_duplicates", "own_right_only")
+)
 def loss_and_gradients(
     left,
     right,
@@ -115,12 +117,14 @@ def loss_and_gradients(
     scale=SCALE,
     bidirectional=True,
     mask_duplicates=False,
+    **more,
 ):
     mask = losses.candidate_mask(
         *tokens,
         negative_mask=negative_mask,
         row_mask=row_mask,
         mask_duplicates=mask_duplicates,
+        **more,
     )
 
     def loss(left, right, negatives):
@@ -167,6 +171,63 @@ def test_value_and_gradients_equal_brute_force(num_negatives, bidirectional, mas
         largest = max(np.abs(theirs).max(initial=0), 1.0)
         np.testing.assert_allclose(ours, theirs, atol=1e-5 * largest)
         assert np.isfinite(ours).all()
+
+
+def brute_force_of_fewer(
+    left, right, negatives, *, own_right_only, in_batch, rows, negative_mask
+):
+    """Returns INSTRUCTOR's loss, and that of rows without in-batch negatives."""
+    total = 0.0
+    for i in range(len(left)):
+        if not rows[i]:
+            continue
+        own = SCALE * float(left[i] @ right[i])
+        query, text = [own], [own]
+        for j in range(len(left)):
+            if not rows[j] or (j != i and not in_batch[i]):
+                continue
+            for n in range(negatives.shape[1]):
+                if negative_mask[j, n]:
+                    query.append(SCALE * float(left[i] @ negatives[j, n]))
+            if j != i and not own_right_only:
+                query.append(SCALE * float(left[i] @ right[j]))
+            if j != i:
+                text.append(SCALE * float(right[i] @ left[j]))
+        for logits in (query, text):
+            total += math.log(sum(math.exp(x - own) for x in logits))
+    return total / sum(rows)
+
+
+@pytest.mark.parametrize("some_alone", [False, True])
+@pytest.mark.parametrize("own_right_only", [False, True])
+def test_fewer_candidates_equal_brute_force(own_right_only, some_alone):
+    embeddings = make_embeddings(3)
+    in_batch = np.array([1, 0, 1, 1, 0, 0] if some_alone else [1] * B, bool)
+    loss, gradients = loss_and_gradients(
+        *embeddings,
+        make_tokens(3),
+        NEGATIVE_MASK,
+        ROW_MASK,
+        own_right_only=own_right_only,
+        in_batch=in_batch if some_alone else None,
+    )
+    expected = functools.partial(
+        brute_force_of_fewer,
+        own_right_only=own_right_only,
+        in_batch=in_batch,
+        rows=ROW_MASK,
+        negative_mask=NEGATIVE_MASK,
+    )
+    np.testing.assert_allclose(loss, expected(*embeddings), rtol=1e-5)
+    for ours, theirs in zip(gradients, differences(expected, embeddings), strict=True):
+        largest = max(np.abs(theirs).max(), 1.0)
+        np.testing.assert_allclose(ours, theirs, atol=1e-5 * largest)
+
+
+def test_own_right_alone_is_no_contrast():
+    left, right, _ = make_tokens(1)
+    with pytest.raises(ValueError, match="hard negatives, and the batch has none"):
+        losses.candidate_mask(left, right, own_right_only=True)
 
 
 def test_temperature_of_the_papers():
