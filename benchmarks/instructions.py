@@ -1,6 +1,6 @@
 """Does training with instructions beat training without, on held-out rows?
 
-    python benchmarks/instructions.py --medi_file=medi.jsonl.gz \\
+    python benchmarks/instructions.py --medi_file=medi.jsonl.gz
         --vocabulary=spiece.model --work_dir=/tmp/instructions [flags of train]
 
 Splits a file of MEDI's form by the query's text: a tenth is held out, and rows that

@@ -100,7 +100,7 @@ def test_every_shared_file_is_used():
         name = path.relative_to(ROOT)
         included |= {str(name), *load(f"--gin_file={name}").reader.files}
     on_top = {"pooling/attention", "pooling/max", "optim/adamw"}
-    on_top |= {"data/files", "data/sts_file"}
+    on_top |= {"data/files", "data/labelled", "data/sts_file"}
     shared = {
         path.relative_to(ROOT / "gin").with_suffix("").as_posix()
         for path in (ROOT / "gin").glob("*/*.gin")
@@ -161,6 +161,18 @@ def test_instructor_recipe(size, capsys):
     assert rates == pytest.approx([0, 2e-5, 1e-5, 0])
     assert _value(config, "BATCH_SIZE") == 256
     assert _value(config, "TRAIN_STEPS") == 20_000
+
+
+def test_labelled_pairs_on_any_size(tmp_path):
+    (tmp_path / "p.tsv").write_text("sentence1\tsentence2\tlabel\na\tb\t1\na\tc\t0\n")
+    train = load(
+        TINY,
+        "--gin_file=gin/data/labelled.gin",
+        MODEL_DIR,
+        f"--train_file={tmp_path / 'p.tsv'}",
+    ).arguments()["train_dataset_cfg"]
+    assert train.mixture_or_task_name.name == "labelled_p"
+    assert train.num_negatives == 1
 
 
 def test_tiny_instructor_is_built_whole(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 import seqio
 
 from sentence_t5 import datasets, names, token_cache, vocabularies
-from sentence_t5.tasks import adapted, files, medi, mixtures, text_pairs
+from sentence_t5.tasks import adapted, files, labelled, medi, mixtures, text_pairs
 
 SIDES = ("inputs", "targets")
 ASK, ANSWER = "Represent the question:", "Represent the answer:"
@@ -212,6 +212,35 @@ def test_only_own_tasks_can_be_adapted(vocabulary):
         adapted.task(foreign, ASK)
     with pytest.raises(ValueError, match=r"can't be counted\. Give the mixture"):
         mixtures.mixture([foreign])
+
+
+@pytest.mark.parametrize("name", ["p.tsv", "p.jsonl"])
+def test_labelled_pairs_become_triples(tmp_path, vocabulary, name, caplog):
+    pairs = [("a", "b", 1), ("x", "y", 0), ("a", "c", 0), ("a", "d", 1), ("a", "e", 2)]
+    columns = ("sentence1", "sentence2", "label")
+    if name == "p.tsv":
+        lines = ["\t".join(columns), *("\t".join(map(str, p)) for p in pairs)]
+    else:
+        lines = [json.dumps(dict(zip(columns, p, strict=True))) for p in pairs]
+    (tmp_path / name).write_text("\n".join(lines) + "\n")
+    task = labelled.task(str(tmp_path / name), vocabulary)
+    assert rows_of(adapted.task(task, ASK)) == [
+        {
+            "inputs": "a",
+            "inputs_instruction": ASK,
+            "targets": right,
+            "targets_instruction": "",
+            "negative_targets": ["c"],
+            "negative_targets_instruction": [""],
+        }
+        for right in ("b", "d")
+    ]
+    assert "1 left texts without a positive are left out" in caplog.text
+    other = labelled.task(str(tmp_path / name), vocabulary, positive=[2], negative=[1])
+    (row,) = rows_of(other)
+    assert (row["targets"], row["negative_targets"]) == ("e", ["b", "d"])
+    with pytest.raises(ValueError, match="A label is repeated"):
+        labelled.task(str(tmp_path / name), vocabulary, negative=[1])
 
 
 # --- batches --------------------------------------------------------------------------
