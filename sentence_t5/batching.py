@@ -6,8 +6,9 @@ position without listing it, so that resuming is a seek. No batch mixes two epoc
 no epoch holds a row twice. Host h of H builds rows [h B/H : (h+1) B/H] of the global
 batch, which does not depend on H.
 
-In a mixture, each task gives every batch the same number of rows, its share of B, and
-walks through epochs of its own.
+In a mixture, each task walks through epochs of its own. Mixed by rows, it gives every
+batch the same number of rows, its share of B; mixed by batches, it gives whole batches,
+its share of all (`schedules`).
 """
 
 import dataclasses
@@ -16,14 +17,22 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from sentence_t5 import names, permutation
+from sentence_t5 import instructions, names, permutation, schedules
 from sentence_t5.tokenized import Texts, TokenizedExamples
 
 _logger = logging.getLogger(__name__)
 
 Batch = dict[str, np.ndarray]
 
-_SIDES = ((names.INPUTS, names.LEFT_TOKENS), (names.TARGETS, names.RIGHT_TOKENS))
+# Feature of a task -> keys of a batch: the tokens, and how many are an instruction's.
+_KEYS = {
+    names.INPUTS: (names.LEFT_TOKENS, names.LEFT_INSTRUCTION_LENGTHS),
+    names.TARGETS: (names.RIGHT_TOKENS, names.RIGHT_INSTRUCTION_LENGTHS),
+    names.NEGATIVE_TARGETS: (
+        names.NEGATIVE_TOKENS,
+        names.NEGATIVE_INSTRUCTION_LENGTHS,
+    ),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +41,7 @@ class Part:
 
     Attributes:
       examples: its rows.
-      num_rows: how many rows it gives to each global batch.
+      num_rows: how many rows it gives to each global batch that it is in.
       first_id: the id of its row 0; the tasks of a mixture are numbered end to end.
     """
 
@@ -61,17 +70,28 @@ class TrainBatches:
         num_negatives: int,
         process_index: int,
         process_count: int,
+        schedule: schedules.Schedule | None = None,
     ):
-        """Makes batches of sum(part.num_rows) rows; see `datasets.make_batches`."""
+        """Makes the batches; see `datasets.make_batches`.
+
+        With a schedule, each batch is of one part; without, of sum(part.num_rows) rows
+        of all parts.
+        """
         self._parts = parts
+        self._schedule = schedule
         self._lengths = lengths
         self._seed = seed
         self._shuffle = shuffle
         self._num_negatives = num_negatives
         batch_size = sum(part.num_rows for part in parts)
+        # What a batch holds is fixed, so that a step is compiled once.
+        self._has_instructions = any(p.examples.has_instructions for p in parts)
+        self._has_switch = not all(p.examples.in_batch_negatives for p in parts)
+        if schedule is not None:
+            batch_size = parts[0].num_rows
         share = batch_size // process_count
         self._host = slice(process_index * share, (process_index + 1) * share)
-        self.steps_per_epoch = max(len(p.examples) // p.num_rows for p in parts)
+        self.steps_per_epoch = self._count_steps_per_epoch()
         self.num_truncated = count_truncated([p.examples for p in parts], lengths)
         self.num_unused_negatives = sum(
             int(np.maximum(np.diff(p.examples.negative_rows) - num_negatives, 0).sum())
@@ -91,32 +111,55 @@ class TrainBatches:
 
         Returns:
           The arrays (left and right tokens int32 [b L], with negatives also
-          negative_tokens int32 [b N L] and negative_mask bool [b N]), and the rows' ids
-          int64 [b].
+          negative_tokens int32 [b N L] and negative_mask bool [b N]; where a task has
+          instructions, their lengths int32 [b], [b N]; where a task's rows are no
+          negatives to each other, in_batch bool [b]), and the rows' ids int64 [b].
         """
         if step < 0:
             raise ValueError(f"step must not be negative, got {step}.")
         pieces, ids = [], []
         start = 0
-        for index, part in enumerate(self._parts):
+        for index, part_step in self._parts_of(step):
+            part = self._parts[index]
             first = min(max(self._host.start - start, 0), part.num_rows)
             last = min(max(self._host.stop - start, 0), part.num_rows)
             start += part.num_rows
             if first < last:
-                epoch, rows = self._rows(index, step, first, last)
-                pieces.append(
-                    _arrays(
-                        part.examples,
-                        rows,
-                        self._lengths,
-                        self._num_negatives,
-                        permutation.mix(self._seed, index, epoch, 1),
-                    )
-                )
+                epoch, rows = self._rows(index, part_step, first, last)
+                key = permutation.mix(self._seed, index, epoch, 1)
+                pieces.append(self._piece(part, rows, key))
                 ids.append(part.first_id + rows)
         keys = pieces[0].keys()
         batch = {key: np.concatenate([piece[key] for piece in pieces]) for key in keys}
         return batch, np.concatenate(ids)
+
+    def _parts_of(self, step: int) -> list[tuple[int, int]]:
+        """Returns the parts in a batch, each with the number of its batches before."""
+        if self._schedule is not None:
+            return [self._schedule.at(step)]
+        return [(index, step) for index in range(len(self._parts))]
+
+    def _count_steps_per_epoch(self) -> int:
+        steps = [len(p.examples) // p.num_rows for p in self._parts]
+        if self._schedule is not None:
+            shares = self._schedule.shares
+            steps = [int(n / share) for n, share in zip(steps, shares, strict=True)]
+        return max(steps)
+
+    def _piece(self, part: Part, rows: np.ndarray, key: int) -> Batch:
+        """Builds the rows of one part, with what any other part has."""
+        piece = _arrays(
+            part.examples,
+            rows,
+            self._lengths,
+            self._num_negatives,
+            key,
+            with_instruction_lengths=self._has_instructions,
+        )
+        if self._has_switch:
+            in_batch = part.examples.in_batch_negatives
+            piece[names.IN_BATCH] = np.full(len(rows), in_batch)
+        return piece
 
     def _rows(
         self, index: int, step: int, first: int, last: int
@@ -148,7 +191,16 @@ def eval_batches(
         rows = np.arange(share, dtype=np.int64) + first + process_index * share
         mask = rows < len(examples)
         real = rows[mask]
-        found = _arrays(examples, real, lengths, num_negatives, key=0)
+        found = _arrays(
+            examples,
+            real,
+            lengths,
+            num_negatives,
+            key=0,
+            with_instruction_lengths=examples.has_instructions,
+        )
+        if not examples.in_batch_negatives:
+            found[names.IN_BATCH] = np.zeros(len(real), bool)
         if examples.scores is not None:
             found[names.SCORES] = np.asarray(examples.scores[real], np.float32)
         batch = {names.ROW_MASK: mask}
@@ -164,28 +216,39 @@ def _arrays(
     lengths: Mapping[str, int],
     num_negatives: int,
     key: int,
+    *,
+    with_instruction_lengths: bool,
 ) -> Batch:
     """Pads the texts of some rows; `key` draws the negatives of rows with more."""
-    batch = {
-        name: pad(examples.texts[feature], rows, lengths[feature])
-        for feature, name in _SIDES
-    }
+    batch = {}
+
+    def add(feature: str, wanted: np.ndarray) -> None:
+        """Adds some texts of a feature, [...] → tokens [... L]; -1 is no text."""
+        tokens_key, lengths_key = _KEYS[feature]
+        real = wanted >= 0
+        length = lengths[feature]
+        tokens = np.zeros((*wanted.shape, length), np.int32)
+        counts = np.zeros(wanted.shape, np.int32)
+        tokens[real], counts[real] = pad(examples.texts[feature], wanted[real], length)
+        batch[tokens_key] = tokens
+        if with_instruction_lengths:
+            batch[lengths_key] = counts
+
+    add(names.INPUTS, rows)
+    add(names.TARGETS, rows)
     if num_negatives:
-        texts = choose_negatives(examples.negative_rows, rows, num_negatives, key)
-        mask = texts >= 0
-        length = lengths[names.NEGATIVE_TARGETS]
-        tokens = np.zeros((*texts.shape, length), np.int32)
-        tokens[mask] = pad(examples.texts[names.NEGATIVE_TARGETS], texts[mask], length)
-        batch[names.NEGATIVE_TOKENS] = tokens
-        batch[names.NEGATIVE_MASK] = mask
+        chosen = choose_negatives(examples.negative_rows, rows, num_negatives, key)
+        add(names.NEGATIVE_TARGETS, chosen)
+        batch[names.NEGATIVE_MASK] = chosen >= 0
     return batch
 
 
-def pad(texts: Texts, rows: np.ndarray, length: int) -> np.ndarray:
-    """Returns texts as rows of `length` ids.
+def pad(texts: Texts, rows: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns texts as rows of `length` ids, and how many are an instruction's.
 
     A longer text keeps its first `length - 1` ids, then EOS; a shorter one is filled
-    with the padding id.
+    with the padding id. An instruction that takes more than half of a row that is too
+    long is cut, so far that the text fits or has the other half.
 
     Args:
       texts: the texts.
@@ -193,16 +256,25 @@ def pad(texts: Texts, rows: np.ndarray, length: int) -> np.ndarray:
       length: tokens per row.
 
     Returns:
-      int32 [b, length].
+      int32 [b, length] and int32 [b].
     """
     starts = np.asarray(texts.starts[rows])[:, None]
     sizes = np.asarray(texts.starts[rows + 1])[:, None] - starts
     places = np.arange(length)
+    kept = cut = np.zeros((len(rows), 1), np.int64)
+    if texts.instruction_lengths is not None:
+        whole = np.asarray(texts.instruction_lengths[rows], np.int64)[:, None]
+        kept = instructions.kept_lengths(whole, sizes, length)
+        cut = whole - kept
+    sizes = sizes - cut
     real = places < sizes
-    ids = np.asarray(texts.tokens[np.where(real, starts + places, 0)], np.int32)
+    sources = starts + places
+    if cut.any():  # The text follows what is kept of its instruction.
+        sources += np.where(places < kept, 0, cut)
+    ids = np.asarray(texts.tokens[np.where(real, sources, 0)], np.int32)
     ids[~real] = names.PAD_ID
     ids[np.squeeze(sizes > length, axis=1), -1] = names.EOS_ID
-    return ids
+    return ids, kept[:, 0].astype(np.int32)
 
 
 def choose_negatives(
@@ -253,3 +325,12 @@ def count_truncated(
                 length,
             )
     return counts
+
+
+def count_crowded(texts: Texts, length: int) -> int:
+    """Counts the texts whose instruction must be cut for them; see `pad`."""
+    if texts.instruction_lengths is None:
+        return 0
+    lengths = np.asarray(texts.instruction_lengths)
+    kept = instructions.kept_lengths(lengths, np.diff(texts.starts), length)
+    return int(np.count_nonzero(kept < lengths))

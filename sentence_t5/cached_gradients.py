@@ -22,8 +22,9 @@ from jaxtyping import Array, Float, Int
 
 from sentence_t5 import names, partitioning
 
-# (params, texts [B G L], pair numbers [B], number of the group) → embeddings [B G E].
-EmbedFn = Callable[[Any, Int[Array, "B G L"], Int[Array, " B"], int], Array]
+# (params, texts of B pairs: arrays [B G ...], pair numbers [B], number of the group)
+# → embeddings [B G E].
+EmbedFn = Callable[[Any, Any, Int[Array, " B"], int], Array]
 # Embeddings of each group → (loss, whatever goes with it).
 LossFn = Callable[[list[Float[Array, "B G E"]]], tuple[Float[Array, ""], Any]]
 
@@ -32,7 +33,7 @@ def value_and_grad(
     embed: EmbedFn,
     loss: LossFn,
     params: Any,
-    groups: Sequence[Int[Array, "B G L"]],
+    groups: Sequence[Any],
     *,
     num_chunks: int,
     partitioner: partitioning.Partitioner,
@@ -45,7 +46,8 @@ def value_and_grad(
             number is all that its dropout may depend on.
         loss: of the embeddings of all groups.
         params: differentiated with respect to.
-        groups: texts of the global batch; each group has one length.
+        groups: texts of the global batch; each group has one length, and is an array
+            or a tree of arrays [B G ...].
         num_chunks: divides the rows that a device has.
         partitioner: the mesh on which this is traced.
         reduction_dtype: of the gradients while copies sum them; each copy's own chunks
@@ -66,7 +68,7 @@ def value_and_grad(
             pairs, *texts = chunk
             return [embed(params, t, pairs, i) for i, t in enumerate(texts)]
 
-        embedded = jax.lax.map(one, [chunks_of(x) for x in (pairs, *groups)])
+        embedded = jax.lax.map(one, jax.tree.map(chunks_of, [pairs, *groups]))
         return [rows_of(x) for x in embedded]
 
     def backward(params, pairs, groups, cotangents):
@@ -98,7 +100,7 @@ def value_and_grad(
         )
 
     rows = P(names.DATA)
-    pairs = jnp.arange(groups[0].shape[0])
+    pairs = jnp.arange(jax.tree.leaves(groups)[0].shape[0])
     embedded = over_copies(forward, (P(), rows, *[rows] * len(groups)), rows)(
         params, pairs, *groups
     )

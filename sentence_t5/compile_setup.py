@@ -63,7 +63,7 @@ class Setup:
         """Traces the step."""
         state = self.trainer.abstract_state
         if self.step == "encode":
-            return self.trainer.encode_step.lower(state.params, self.batch())
+            return self.trainer.encode_step.lower(state.params, self.batch(), None)
         return self.trainer.train_step.lower(state, self.batch())
 
     def flops(self) -> flops.Flops:

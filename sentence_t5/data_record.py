@@ -20,7 +20,7 @@ def describe(
       cfg: what was read.
       examples: from `datasets.load_examples(cfg)`.
     """
-    return {
+    record = {
         "fingerprint": examples.fingerprint,
         "rows": len(examples),
         "batch_size": cfg.batch_size,
@@ -28,6 +28,12 @@ def describe(
         "shuffle": cfg.shuffle,
         "num_negatives": cfg.num_negatives,
     }
+    # Younger than some checkpoints: said where it matters.
+    if cfg.mix_by != "rows":
+        record["mix_by"] = cfg.mix_by
+    if cfg.on_crowding != "error":
+        record["on_crowding"] = cfg.on_crowding
+    return record
 
 
 def check_same(
@@ -44,9 +50,9 @@ def check_same(
       ValueError: they differ.
     """
     changed = [
-        f"{key} was {before.get(key)!r}, now {now[key]!r}"
-        for key in now
-        if before.get(key) != now[key]
+        f"{key} was {before.get(key)!r}, now {now.get(key)!r}"
+        for key in {**before, **now}
+        if before.get(key) != now.get(key)
     ]
     if changed:
         raise ValueError(

@@ -11,18 +11,27 @@ import dataclasses
 import importlib
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import seqio
 
-from sentence_t5 import batching, names, prefetching, token_cache, vocabularies
+from sentence_t5 import (
+    batching,
+    instructions,
+    names,
+    prefetching,
+    schedules,
+    token_cache,
+    vocabularies,
+)
 from sentence_t5 import tokenizer as tokenizer_lib
 from sentence_t5.tokenized import TokenizedExamples
 
 _logger = logging.getLogger(__name__)
 
 _FEATURES = (names.INPUTS, names.TARGETS, names.NEGATIVE_TARGETS)
+_MIX_BY = ("rows", "batches")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +47,11 @@ class DatasetConfig:
       shuffle: whether each epoch has an order of its own.
       seed: chooses the orders, and the negatives of rows that have more than enough.
       num_negatives: hard negatives per pair, N; 0 leaves them out.
+      mix_by: how a mixture is mixed: "rows" gives every batch a share of each task,
+        "batches" gives every task a share of the batches, each of one task.
+      on_crowding: what to do if an instruction leaves its text less than half of the
+        tokens and the text needs more: "error", or "keep_text", which cuts the
+        instruction. A text is cut at its end as ever.
       module: imported first, so that it can register tasks.
       cache_dir: where token ids are kept; see `token_cache`.
     """
@@ -49,6 +63,8 @@ class DatasetConfig:
     shuffle: bool = True
     seed: int = 0
     num_negatives: int = 0
+    mix_by: Literal["rows", "batches"] = "rows"
+    on_crowding: Literal["error", "keep_text"] = "error"
     module: str | None = None
     cache_dir: str | None = None
 
@@ -66,6 +82,8 @@ class DatasetConfig:
         _check_integer("batch_size", self.batch_size, minimum=1)
         _check_integer("num_negatives", self.num_negatives, minimum=0)
         _check_integer("seed", self.seed, minimum=0)
+        _check_choice("mix_by", self.mix_by, _MIX_BY)
+        _check_choice("on_crowding", self.on_crowding, instructions.ON_CROWDING)
 
     def lengths(self) -> dict[str, int]:
         """Returns the tokens per text of each feature, negatives included."""
@@ -145,8 +163,7 @@ def load_examples(cfg: DatasetConfig) -> Examples:
     parts = [
         (token_cache.load(task, cfg.split, cfg.cache_dir), rate) for task, rate in tasks
     ]
-    for examples, _ in parts:
-        _check_negatives(cfg, examples)
+    _check_negatives(cfg, [examples for examples, _ in parts])
     if len(parts) == 1:
         return parts[0][0]
     total = sum(rate for _, rate in parts)
@@ -172,13 +189,21 @@ def make_batches(
       An object whose `.batch(step)` gives the arrays and row ids of this host.
 
     Raises:
-      ValueError: there are fewer rows than a batch holds, or the hosts cannot share it.
+      ValueError: there are fewer rows than a batch holds, the hosts cannot share it, or
+        an instruction crowds its text out.
     """
     _check_process_count(cfg, process_count)
     parts = _mixture_parts(examples)
+    _check_crowding(cfg, parts)
     first_id = 0
     placed = []
-    shares = batch_shares([rate for _, rate in parts], cfg.batch_size)
+    rates = [rate for _, rate in parts]
+    schedule = None
+    if cfg.mix_by == "batches" and len(parts) > 1:
+        schedule = schedules.Schedule(rates, seed=cfg.seed, shuffle=cfg.shuffle)
+        shares = [cfg.batch_size] * len(parts)
+    else:
+        shares = batch_shares(rates, cfg.batch_size)
     for (part, rate), share in zip(parts, shares, strict=True):
         if share == 0:
             raise ValueError(
@@ -186,7 +211,7 @@ def make_batches(
                 f"batch of {cfg.batch_size}. Raise batch_size or the rate."
             )
         if len(part) < share:
-            of = "" if len(parts) == 1 else f" ({share} of it from this task)"
+            of = f" ({share} of it from this task)" if share < cfg.batch_size else ""
             raise ValueError(
                 f"Dataset {part.task_name!r} ({part.split}) has {len(part)} examples, "
                 f"the global batch is {cfg.batch_size}{of}: a batch would hold a row "
@@ -202,6 +227,7 @@ def make_batches(
         num_negatives=cfg.num_negatives,
         process_index=process_index,
         process_count=process_count,
+        schedule=schedule,
     )
 
 
@@ -249,6 +275,7 @@ def eval_batches(
         raise ValueError(
             "A mixture cannot be evaluated as one set: evaluate its tasks one by one."
         )
+    _check_crowding(cfg, _mixture_parts(examples))
     return batching.eval_batches(
         examples,
         cfg.lengths(),
@@ -358,24 +385,64 @@ def _check_one_vocabulary(tasks: list[seqio.Task]) -> None:
             )
 
 
-def _check_negatives(cfg: DatasetConfig, examples: TokenizedExamples) -> None:
+def _check_negatives(cfg: DatasetConfig, parts: Sequence[TokenizedExamples]) -> None:
     """Compares the negatives that are there with those that are asked for."""
-    if examples.negative_rows is None:
+    totals = {
+        part.task_name: int(part.negative_rows[-1])
+        for part in parts
+        if part.negative_rows is not None
+    }
+    lacking = [name for name, total in totals.items() if not total]
+    if not cfg.num_negatives:
+        for name in sorted(totals.keys() - set(lacking)):
+            _logger.warning(
+                "Task %r has %d hard negatives that are NOT USED, because "
+                "DatasetConfig.num_negatives is 0. Set it to use them.",
+                name,
+                totals[name],
+            )
         return
-    total = int(examples.negative_rows[-1])
-    if cfg.num_negatives and not total:
+    hint = "Set num_negatives to 0 or name another column."
+    alone = [
+        part.task_name
+        for part in parts
+        if part.task_name in lacking and not part.in_batch_negatives
+    ]
+    if alone:
+        hint = "It has no in-batch negatives either: leave it out."
+    if alone or (lacking and len(lacking) == len(parts)):
         raise ValueError(
             f"DatasetConfig.num_negatives={cfg.num_negatives}, but no row of task "
-            f"{examples.task_name!r} has any {names.NEGATIVE_TARGETS!r}. Set "
-            "num_negatives to 0 or name another column."
+            f"{(alone or lacking)[0]!r} has any {names.NEGATIVE_TARGETS!r}. {hint}"
         )
-    if not cfg.num_negatives and total:
+    for name in lacking:
         _logger.warning(
-            "Task %r has %d hard negatives that are NOT USED, because "
-            "DatasetConfig.num_negatives is 0. Set it to use them.",
-            examples.task_name,
-            total,
+            "No row of task %r has hard negatives: other rows are all it is told "
+            "apart from.",
+            name,
         )
+
+
+def _check_crowding(
+    cfg: DatasetConfig, parts: Sequence[tuple[TokenizedExamples, float]]
+) -> None:
+    """Counts the texts that their instruction leaves too little room for."""
+    for examples, _ in parts:
+        for feature, length in cfg.lengths().items():
+            texts = examples.texts.get(feature)
+            if texts is None or not (crowded := batching.count_crowded(texts, length)):
+                continue
+            line = (
+                f"{crowded} of {len(texts)} texts of {feature!r} in task "
+                f"{examples.task_name!r} have an instruction that leaves them less "
+                f"than half of {length} tokens"
+            )
+            if cfg.on_crowding == "error":
+                raise ValueError(
+                    f"{line}. Shorten the instruction, raise task_feature_lengths "
+                    f"(MAX_LENGTH), or set DatasetConfig.on_crowding to 'keep_text'."
+                )
+            _logger.warning("%s: it is cut for them.", line)
 
 
 def _check_process_count(cfg: DatasetConfig, process_count: int) -> None:
@@ -388,6 +455,11 @@ def _check_process_count(cfg: DatasetConfig, process_count: int) -> None:
         f"The global batch_size {cfg.batch_size} cannot be shared by {process_count} "
         f"hosts evenly; the nearest sizes that can are {nearest}."
     )
+
+
+def _check_choice(name: str, value: str, choices: Sequence[str]) -> None:
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {choices}, got {value!r}.")
 
 
 def _check_integer(name: str, value: Any, minimum: int) -> None:

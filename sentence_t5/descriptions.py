@@ -1,6 +1,7 @@
 """Descriptions: what the weights in a model_dir mean, written beside them.
 
-    encoder.json    {"format_version", "encoder", "vocabulary", "max_length"}
+    encoder.json    {"format_version", "encoder", "vocabulary", "max_length",
+                     "prompts"?, "default_prompt"?}
     spiece.model    the vocabulary, whose hash encoder.json holds
 
 With these, a folder of checkpoints needs nothing else to be used.
@@ -9,6 +10,7 @@ With these, a folder of checkpoints needs nothing else to be used.
 import dataclasses
 import json
 import os
+from collections.abc import Mapping
 
 import jax
 from etils import epath
@@ -33,12 +35,16 @@ class Description:
         tokenizer: its vocabulary.
         max_length: tokens a text was trimmed to in training, EOS included.
         model_dir: where this was read.
+        prompts: instructions by name.
+        default_prompt: name of the one to use when none is asked for, or None.
     """
 
     encoder: encoder_lib.EncoderConfig
     tokenizer: tokenizer_lib.Tokenizer
     max_length: int
     model_dir: epath.Path
+    prompts: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    default_prompt: str | None = None
 
 
 def write_description(
@@ -46,12 +52,16 @@ def write_description(
     encoder_config: encoder_lib.EncoderConfig,
     tokenizer: tokenizer_lib.Tokenizer,
     max_length: int,
+    *,
+    prompts: Mapping[str, str] | None = None,
+    default_prompt: str | None = None,
 ) -> None:
     """Writes ``encoder.json`` and the vocabulary beside the checkpoints.
 
     Raises:
-        ValueError: the folder holds checkpoints of another encoder or vocabulary, or
-            the embedding table is smaller than the vocabulary.
+        ValueError: the folder holds checkpoints of another encoder or vocabulary, the
+            embedding table is smaller than the vocabulary, or the default prompt isn't
+            among the prompts.
     """
     directory = checkpoint_files.absolute(model_dir)
     content = {
@@ -60,6 +70,11 @@ def write_description(
         "vocabulary": {"file": VOCABULARY_FILE, **tokenizer.describe()},
         "max_length": max_length,
     }
+    check_prompts(prompts or {}, default_prompt)
+    if prompts:
+        content["prompts"] = dict(prompts)
+    if default_prompt is not None:
+        content["default_prompt"] = default_prompt
     check_table(encoder_config, tokenizer)
     content = json.loads(json.dumps(content))
     path = directory / DESCRIPTION_FILE
@@ -104,7 +119,27 @@ def read_description(path: str | os.PathLike) -> Description:
         )
     encoder_config = encoder_lib.EncoderConfig.from_dict(content["encoder"])
     check_table(encoder_config, tokenizer)
-    return Description(encoder_config, tokenizer, content["max_length"], model_dir)
+    return Description(
+        encoder_config,
+        tokenizer,
+        content["max_length"],
+        model_dir,
+        content.get("prompts", {}),
+        content.get("default_prompt"),
+    )
+
+
+def check_prompts(prompts: Mapping[str, str], default_prompt: str | None) -> None:
+    """Refuses a default prompt that isn't there.
+
+    Raises:
+        ValueError: it isn't.
+    """
+    if default_prompt is not None and default_prompt not in prompts:
+        raise ValueError(
+            f"The default prompt is {default_prompt!r}, but the model's prompts are "
+            f"{', '.join(map(repr, prompts)) or 'none'}."
+        )
 
 
 def check_table(
@@ -130,7 +165,9 @@ def _check_same_encoder(path: epath.Path, old: dict, new: dict) -> None:
     """Refuses to go on with weights that meant something else."""
 
     def identity(content):
-        encoder = dict(content["encoder"])
+        # Through the config: fields younger than the file get their defaults.
+        config = encoder_lib.EncoderConfig.from_dict(content["encoder"])
+        encoder = json.loads(json.dumps(config.to_dict()))
         t5 = {k: v for k, v in encoder.pop("t5").items() if k not in _FREE_T5_FIELDS}
         vocabulary = {k: content["vocabulary"][k] for k in ("sha256", "extra_ids")}
         return {**encoder, **t5, **vocabulary}

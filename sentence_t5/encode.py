@@ -44,6 +44,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             batch_size=args.batch_size,
             max_length=args.max_length,
             on_truncate=args.on_truncate,
+            on_crowding=args.on_crowding,
+            instruction=args.instruction,
+            prompt_name=args.prompt_name,
         )
     except (OSError, ValueError, FloatingPointError) as error:
         print(f"encode: {error}", file=sys.stderr)
@@ -127,6 +130,16 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--on_truncate", choices=("warn", "error", "ignore"), default="warn"
     )
     parser.add_argument("--dtype", choices=("float32", "bfloat16"))
+    parser.add_argument(
+        "--instruction", help="put before each text; '' for none, not even the default"
+    )
+    parser.add_argument("--prompt_name", help="of one of the model's own prompts")
+    parser.add_argument(
+        "--on_crowding",
+        choices=("error", "keep_text"),
+        default="error",
+        help="if an instruction leaves its text too little room",
+    )
     return parser.parse_args(argv)
 
 

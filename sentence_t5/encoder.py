@@ -3,6 +3,9 @@
     tokens [B L] ─► T5 encoder ─► hidden [B L D] ─► pooling ─► pooled [B D]
                           └─► decoder, one start symbol ─┘        └─► @ W [D E] ─► unit
 
+A row may begin with an instruction. The T5 encoder attends to all of the row; whether
+the pooling counts the instruction's tokens is ``EncoderConfig.pool_instruction``.
+
 The three embeddings of the Sentence-T5 paper are poolings here: ``first``, ``mean`` and
 ``decoder_first``. Both sides of a pair go through the same parameters.
 
@@ -39,12 +42,16 @@ class EncoderConfig:
         projection_dim: width ``E`` of the embedding; None leaves the pooled vector as
             it is (raw T5), so that ``E = D``.
         normalize: scale embeddings to unit length.
+        pool_instruction: pool an instruction's tokens like the text's. False leaves
+            them out, as INSTRUCTOR does (Su et al. 2022, arXiv 2212.09741); for
+            ``decoder_first`` the decoder doesn't attend to them.
     """
 
     t5: t5_config.T5Config = dataclasses.field(default_factory=t5_config.T5Config)
     pooling: str = "mean"
     projection_dim: int | None = 768
     normalize: bool = True
+    pool_instruction: bool = True
 
     def __post_init__(self):
         """Checks the fields against each other.
@@ -109,6 +116,7 @@ class SentenceEncoder(nn.Module):
         self,
         tokens: Int[Array, "B L"],
         dropout_rows: Int[Array, " B"] | None = None,
+        instruction_lengths: Int[Array, " B"] | None = None,
     ) -> Float[Array, "B E"]:
         """Embeds each row of tokens.
 
@@ -117,12 +125,18 @@ class SentenceEncoder(nn.Module):
                 never pooled.
             dropout_rows: each row's number in the global batch, by which dropout draws
                 from the ``dropout`` rng; None switches dropout off.
+            instruction_lengths: how many of each row's first tokens are an
+                instruction's; None if there are no instructions. Without effect if
+                ``config.pool_instruction``.
 
         Returns:
             One float32 vector per row, of unit length if ``config.normalize``.
         """
         cfg = self.config
         mask = (tokens != names.PAD_ID)[:, None, :]
+        counted = mask
+        if instruction_lengths is not None and not cfg.pool_instruction:
+            counted &= ~pooling.prefix_mask(tokens, instruction_lengths)[:, None, :]
         embedder = layers.TokenEmbedder(cfg.t5, name="token_embedder")
         hidden = stack.EncoderStack(cfg.t5, name="encoder")(
             embedder(tokens), mask, dropout_rows
@@ -130,12 +144,12 @@ class SentenceEncoder(nn.Module):
         if cfg.has_decoder:
             start = embedder(jnp.full_like(tokens[:, :1], names.PAD_ID))
             pooled = stack.DecoderStack(cfg.t5, name="decoder")(
-                start, hidden, mask, dropout_rows
+                start, hidden, counted, dropout_rows
             )
         elif cfg.pooling == "attention":
-            pooled = pooling.AttentionPooling(name="attention_pooling")(hidden, mask)
+            pooled = pooling.AttentionPooling(name="attention_pooling")(hidden, counted)
         else:
-            pooled = _POOLING_FNS[cfg.pooling](hidden, mask)
+            pooled = _POOLING_FNS[cfg.pooling](hidden, counted)
         embeddings = pooled[:, 0].astype(jnp.float32)
         if cfg.projection_dim is not None:
             embeddings = Projection(cfg.projection_dim, name="projection")(embeddings)

@@ -18,7 +18,7 @@ from typing import Any
 import jax
 
 import sentence_t5
-from sentence_t5 import inference
+from sentence_t5 import inference, instructions
 from sentence_t5.evals import sts, sts_sets
 
 _logger = logging.getLogger(__name__)
@@ -47,7 +47,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         sets = [sts_sets.load_tsv(path, columns) for path in args.sts]
         model = inference.SentenceT5.load(args.model_dir, args.step, dtype=args.dtype)
         report = make_report(
-            model, sets, batch_size=args.batch_size, max_length=args.max_length
+            model,
+            sets,
+            batch_size=args.batch_size,
+            max_length=args.max_length,
+            instruction=args.instruction,
+            prompt_name=args.prompt_name,
         )
     except (OSError, ValueError, FloatingPointError) as error:
         print(f"evaluate: {error}", file=sys.stderr)
@@ -69,13 +74,23 @@ def score(
     *,
     batch_size: int = 64,
     max_length: int | None = None,
+    instruction: str | None = None,
+    prompt_name: str | None = None,
 ) -> sts.StsResult:
-    """Scores a model on one STS set by the cosine of its vectors."""
+    """Scores a model on one STS set by the cosine of its vectors.
+
+    The instruction goes before both sides; see ``SentenceT5.encode``.
+    """
     # Sentences recur within a set: each is encoded once.
     sentences = list(dict.fromkeys(sts_set.sentences1 + sts_set.sentences2))
     row = {sentence: i for i, sentence in enumerate(sentences)}
     vectors = model.encode(
-        sentences, batch_size=batch_size, max_length=max_length, on_truncate="ignore"
+        sentences,
+        instruction=instruction,
+        prompt_name=prompt_name,
+        batch_size=batch_size,
+        max_length=max_length,
+        on_truncate="ignore",
     )
     left = vectors[[row[sentence] for sentence in sts_set.sentences1]]
     right = vectors[[row[sentence] for sentence in sts_set.sentences2]]
@@ -90,6 +105,8 @@ def make_report(
     *,
     batch_size: int = 64,
     max_length: int | None = None,
+    instruction: str | None = None,
+    prompt_name: str | None = None,
 ) -> dict[str, Any]:
     """Scores a model on STS sets and records how.
 
@@ -98,17 +115,32 @@ def make_report(
         sets: what to score it on.
         batch_size: texts computed at once; scores don't depend on it.
         max_length: tokens a text is trimmed to; the model's own by default.
+        instruction: put before each text; None is the model's default prompt, if any.
+        prompt_name: instead, the name of one of the model's prompts.
 
     Returns:
         A JSON-able report: ``model``, ``settings``, one entry per set under ``sts``,
         and ``average``, the mean over sets of the pooled correlations.
     """
     max_length = model.max_length if max_length is None else max_length
+    prompt = instructions.choose(
+        instruction, prompt_name, model.prompts, model.default_prompt
+    )
+    # What was chosen, "" if it is nothing: the default is not asked for again.
+    text = prompt or ""
     entries, results = [], []
     for sts_set in sets:
-        result = score(model, sts_set, batch_size=batch_size, max_length=max_length)
+        result = score(
+            model,
+            sts_set,
+            batch_size=batch_size,
+            max_length=max_length,
+            instruction=text,
+        )
         sentences = sts_set.sentences1 + sts_set.sentences2
-        num_truncated = int(model.truncated(sentences, max_length).sum())
+        num_truncated = int(
+            model.truncated(sentences, max_length, instruction=text).sum()
+        )
         problem = sts_sets.size_problem(sts_set)
         notes = _notes(result, problem)
         if num_truncated:
@@ -135,7 +167,7 @@ def make_report(
             "similarity": "cosine",
             "max_length": max_length,
             "batch_size": batch_size,
-            "prompt": None,
+            "prompt": prompt,
         },
         "sts": entries,
         "average": _average({s.name: r for s, r in zip(sets, results, strict=True)}),
@@ -149,6 +181,7 @@ def format_table(report: Mapping[str, Any]) -> str:
         f"{model.get('path', 'model')}, step {model['step']}: {model['pooling']} "
         f"pooling, projection {model['projection_dim']}, {model['dtype']}, max_length "
         f"{settings['max_length']}, {settings['similarity']} similarity",
+        *([f"prompt: {settings['prompt']!r}"] if settings["prompt"] else []),
         "",
     ]
     rows = [("set", "over", "pairs", "Spearman", "Pearson")]
@@ -200,6 +233,10 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--batch_size", type=int, default=64)
     parser.add_argument("--max_length", type=int, help="the model's own by default")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"))
+    parser.add_argument(
+        "--instruction", help="put before each text; '' for none, not even the default"
+    )
+    parser.add_argument("--prompt_name", help="of one of the model's own prompts")
     for role in _ROLES:
         parser.add_argument(
             f"--{role}_column", metavar="NAME", help="found by its name by default"
@@ -215,6 +252,7 @@ def _describe(model: inference.SentenceT5) -> dict[str, Any]:
         "pooling": config.pooling,
         "projection_dim": config.projection_dim,
         "normalize": config.normalize,
+        "pool_instruction": config.pool_instruction,
         "dtype": config.t5.dtype,
         "num_params": config.num_params(),
         "encoder": config.to_dict(),

@@ -75,6 +75,10 @@ FLAGS = (
         "negatives", "files.task.negatives", tuple,
         "its column(s) of hard negatives, between commas", _FILES,
     ),
+    Flag(
+        "medi_file", "MEDI_FILE", str, "a JSONL of rows with instructions",
+        "gin/data/medi.gin",
+    ),
     Flag("num_negatives", "NUM_NEGATIVES", int, "hard negatives used of each pair"),
     Flag(
         "eval_file", "EVAL_FILE", str, "a TSV of sentence pairs with scores (STS)",

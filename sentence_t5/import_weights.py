@@ -9,11 +9,9 @@ each name.
 """
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 from sentence_t5 import checkpoint_files, descriptions, pretrained
 from sentence_t5 import encoder as encoder_lib
@@ -28,6 +26,7 @@ def import_weights(
     model_dir: str | os.PathLike,
     *,
     pooling: str | None = None,
+    pool_instruction: bool | None = None,
     vocabulary: str | os.PathLike | None = None,
     extra_ids: int | None = None,
     max_length: int | None = None,
@@ -41,6 +40,7 @@ def import_weights(
         path: as in ``pretrained.open_checkpoint``.
         model_dir: folder to write; it must hold no checkpoints.
         pooling: instead of the checkpoint's own (the mean, for a plain T5).
+        pool_instruction: instead of what the checkpoint says; False for INSTRUCTOR.
         vocabulary: SentencePiece model, where the checkpoint has none of its own.
         extra_ids: sentinels behind the vocabulary's pieces; 100 for T5.
         max_length: tokens that texts are trimmed to; the checkpoint's, or 512.
@@ -59,13 +59,24 @@ def import_weights(
     if checkpoint_files.list_steps(root):
         raise FileExistsError(f"{model_dir} holds checkpoints. Name another folder.")
     loaded = pretrained.load_encoder(
-        path, pooling=pooling, allow_missing=allow_missing, ignore=ignore, step=step
+        path,
+        pooling=pooling,
+        pool_instruction=pool_instruction,
+        allow_missing=allow_missing,
+        ignore=ignore,
+        step=step,
     )
     tokenizer = _make_tokenizer(loaded, vocabulary, extra_ids, path)
     if max_length is None:
         max_length = loaded.max_length or _DEFAULT_MAX_LENGTH
-    descriptions.write_description(model_dir, loaded.config, tokenizer, max_length)
-    _add_prompts(model_dir, loaded)
+    descriptions.write_description(
+        model_dir,
+        loaded.config,
+        tokenizer,
+        max_length,
+        prompts=loaded.prompts,
+        default_prompt=loaded.default_prompt,
+    )
     imported = {"path": str(path), "format": loaded.report.family}
     writing.write_step(model_dir, 0, loaded.parts, {"step": 0, "imported": imported})
     return loaded.report
@@ -90,23 +101,6 @@ def _make_tokenizer(
     return tokenizer_lib.Tokenizer(
         own.model_bytes, own.extra_ids if extra_ids is None else extra_ids
     )
-
-
-def _add_prompts(
-    model_dir: str | os.PathLike, loaded: pretrained.PretrainedEncoder
-) -> None:
-    """Keeps prompts in ``encoder.json``, where there are any."""
-    more: dict[str, Any] = {}
-    if loaded.prompts:
-        more["prompts"] = dict(loaded.prompts)
-    if loaded.default_prompt:
-        more["default_prompt"] = loaded.default_prompt
-    if not loaded.include_prompt:
-        more["include_prompt"] = False
-    if more:
-        file = checkpoint_files.absolute(model_dir) / descriptions.DESCRIPTION_FILE
-        content = {**json.loads(file.read_text()), **more}
-        file.write_text(json.dumps(content, indent=2) + "\n")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -143,6 +137,11 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--pooling",
         choices=encoder_lib.POOLINGS,
         help="the checkpoint's own by default; mean for a plain T5",
+    )
+    parser.add_argument(
+        "--pool_instruction",
+        action=argparse.BooleanOptionalAction,
+        help="pool a prompt's tokens too; --no-pool_instruction for INSTRUCTOR models",
     )
     parser.add_argument("--vocabulary", help="SentencePiece model, if it has none")
     parser.add_argument("--extra_ids", type=int, help="sentinels; 100 for T5")

@@ -1,6 +1,7 @@
 """Inference: texts in, one vector each out, in the order given.
 
     SentenceT5.load("runs/mean").encode(["A dog runs.", "Hello"])  # float32 [2 E]
+    model.encode(titles, instruction="Represent the paper's title for retrieval:")
 
 Texts are sorted by length and padded to a few fixed shapes, so that a long input costs
 a bounded number of compilations and little padding. The batch is laid over all local
@@ -12,7 +13,7 @@ import dataclasses
 import logging
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import flax.linen as nn
@@ -21,7 +22,14 @@ import jax.numpy as jnp
 import numpy as np
 import tqdm.auto
 
-from sentence_t5 import checkpoints, descriptions, encoder, names, partitioning
+from sentence_t5 import (
+    checkpoints,
+    descriptions,
+    encoder,
+    instructions,
+    names,
+    partitioning,
+)
 from sentence_t5 import tokenizer as tokenizer_lib
 
 _logger = logging.getLogger(__name__)
@@ -42,7 +50,10 @@ class SentenceT5:
     Attributes:
         config: the encoder's config; its dtype may differ from the training's.
         tokenizer: the vocabulary.
-        max_length: tokens a text is trimmed to by default, EOS included.
+        max_length: tokens a text is trimmed to by default, EOS included; an
+            instruction's tokens count.
+        prompts: instructions by name, for ``encode(..., prompt_name=...)``.
+        default_prompt: name of the one used where none is asked for, or None.
         step: number of updates behind the weights; None if unknown.
         num_compilations: token shapes compiled so far.
     """
@@ -56,6 +67,8 @@ class SentenceT5:
         *,
         partitioner: partitioning.Partitioner | None = None,
         step: int | None = None,
+        prompts: Mapping[str, str] | None = None,
+        default_prompt: str | None = None,
     ):
         """Takes parameters as they are; ``load`` reads them from a checkpoint.
 
@@ -66,11 +79,17 @@ class SentenceT5:
             max_length: tokens a text is trimmed to by default.
             partitioner: mesh to run on; the batch over all local devices by default.
             step: number of updates behind the weights.
+            prompts: instructions by name.
+            default_prompt: name of the one to use where none is asked for.
 
         Raises:
-            ValueError: an embedding table smaller than the vocabulary.
+            ValueError: an embedding table smaller than the vocabulary, or a default
+                prompt that isn't among the prompts.
         """
         descriptions.check_table(config, tokenizer)
+        self.prompts = dict(prompts or {})
+        self.default_prompt = default_prompt
+        descriptions.check_prompts(self.prompts, default_prompt)
         self.config = config
         self.tokenizer = tokenizer
         self.max_length = max_length
@@ -81,9 +100,9 @@ class SentenceT5:
         self._params = jax.device_put(params, shardings)
         module = encoder.SentenceEncoder(config)
 
-        def embed(params, tokens):
+        def embed(params, tokens, lengths):
             self.num_compilations += 1  # runs while tracing, once per shape
-            return module.apply({"params": params}, tokens)
+            return module.apply({"params": params}, tokens, instruction_lengths=lengths)
 
         self._embed = jax.jit(embed)
 
@@ -132,6 +151,8 @@ class SentenceT5:
             description.max_length,
             partitioner=partitioner,
             step=step,
+            prompts=description.prompts,
+            default_prompt=description.default_prompt,
         )
 
     @property
@@ -143,9 +164,12 @@ class SentenceT5:
         self,
         texts: str | Iterable[str],
         *,
+        instruction: str | Sequence[str] | None = None,
+        prompt_name: str | None = None,
         batch_size: int = 64,
         max_length: int | None = None,
         on_truncate: str = "warn",
+        on_crowding: str = "error",
         show_progress: bool | None = None,
     ) -> np.ndarray:
         """Embeds texts.
@@ -153,54 +177,78 @@ class SentenceT5:
         Args:
             texts: strings in any number and order; the empty string has a vector too.
                 One string alone gives one vector alone.
+            instruction: put before each text; a list has one for each. "" is none,
+                None is the model's default prompt, if it has one.
+            prompt_name: instead, the name of one of the model's ``prompts``.
             batch_size: texts computed at once, rounded up to a multiple of the devices.
                 The vectors don't depend on it beyond rounding.
             max_length: tokens to trim a text to, EOS included; the model's by default.
             on_truncate: what to do if texts are trimmed: ``warn`` (one line in the
                 log), ``error`` or ``ignore``.
+            on_crowding: what to do if an instruction leaves its text less than half of
+                ``max_length`` and the text needs more: ``error``, or ``keep_text``,
+                which cuts the instruction.
             show_progress: show a progress bar; None shows one for long inputs.
 
         Returns:
             float32 [n E] in the order of ``texts``; [E] for a single string.
 
         Raises:
-            TypeError: a text that is not a string; it is named.
-            ValueError: an option out of range, or texts that are too long with
-                ``on_truncate="error"``.
+            TypeError: a text or instruction that is not a string; it is named.
+            ValueError: an option out of range, an unknown prompt, texts that are too
+                long with ``on_truncate="error"``, or an instruction that is.
             FloatingPointError: the weights give a vector that is not finite.
         """
-        if isinstance(texts, str):
-            return self.encode(
-                [texts],
-                batch_size=batch_size,
-                max_length=max_length,
-                on_truncate=on_truncate,
-                show_progress=show_progress,
-            )[0]
         if batch_size < 1:
             raise ValueError(f"batch_size: got {batch_size}, expected 1 or more.")
+        single = isinstance(texts, str)
         max_length = self.max_length if max_length is None else max_length
-        rows = self.tokenizer.encode(_check_texts(texts))
+        rows, lengths = self._tokenize(
+            [texts] if single else texts, instruction, prompt_name
+        )
+        rows, lengths = instructions.fit(rows, lengths, max_length, on_crowding)
         _report_truncated(rows, max_length, on_truncate)
         rows = [tokenizer_lib.trim(row, max_length) for row in rows]
-        return self._encode_rows(rows, batch_size, max_length, show_progress)
+        result = self._encode_rows(rows, lengths, batch_size, max_length, show_progress)
+        return result[0] if single else result
 
     def truncated(
-        self, texts: Iterable[str], max_length: int | None = None
+        self,
+        texts: Iterable[str],
+        max_length: int | None = None,
+        *,
+        instruction: str | Sequence[str] | None = None,
+        prompt_name: str | None = None,
     ) -> np.ndarray:
         """Returns which texts ``encode`` would trim, bool [n]."""
         max_length = self.max_length if max_length is None else max_length
-        rows = self.tokenizer.encode(_check_texts(texts))
+        rows, _ = self._tokenize(texts, instruction, prompt_name)
         return np.array([len(row) > max_length for row in rows], bool)
+
+    def _tokenize(
+        self,
+        texts: Iterable[str],
+        instruction: str | Sequence[str] | None,
+        prompt_name: str | None,
+    ) -> tuple[list[list[int]], np.ndarray]:
+        """Returns untrimmed ids, and how many of each row are an instruction's."""
+        chosen = instructions.choose(
+            instruction, prompt_name, self.prompts, self.default_prompt
+        )
+        rows = self.tokenizer.encode(_check_texts(texts))
+        return instructions.prepend(self.tokenizer, rows, chosen)
 
     def _encode_rows(
         self,
         rows: list[list[int]],
+        lengths: np.ndarray,
         batch_size: int,
         max_length: int,
         show_progress: bool | None,
     ) -> np.ndarray:
         """Embeds token rows, float32 [n E] in their order."""
+        # Without an instruction to leave out, the program is that of plain texts.
+        leaves_out = not self.config.pool_instruction and lengths.any()
         result = np.empty((len(rows), self.embedding_dim), np.float32)
         batches = self._make_batches(rows, batch_size, max_length)
         if show_progress is None:
@@ -221,8 +269,14 @@ class SentenceT5:
         )
         with progress, self._partitioner.scope():
             for indices, tokens in batches:
-                tokens = jax.device_put(tokens, self._partitioner.batch_sharding)
-                in_flight.append((indices, self._embed(self._params, tokens)))
+                counts = None
+                if leaves_out:
+                    counts = np.zeros(len(tokens), np.int32)
+                    counts[: len(indices)] = lengths[indices]
+                tokens, counts = jax.device_put(
+                    (tokens, counts), self._partitioner.batch_sharding
+                )
+                in_flight.append((indices, self._embed(self._params, tokens, counts)))
                 if len(in_flight) > _IN_FLIGHT:
                     collect()
             while in_flight:

@@ -31,6 +31,7 @@ def describe(path: str | os.PathLike, step: int | None = None) -> Iterator[str]:
             f"encoder: pooling={source.config.pooling}, "
             f"projection_dim={source.config.projection_dim}, "
             f"normalize={source.config.normalize}, "
+            f"pool_instruction={source.config.pool_instruction}, "
             f"{source.config.num_params():,} parameters"
         )
     if source.vocabulary is None:

@@ -36,11 +36,21 @@ NEGATIVE_TOKENS = "negative_tokens"  # int32 [B N L]
 NEGATIVE_MASK = "negative_mask"  # bool [B N], False on padding
 ROW_MASK = "row_mask"  # bool [B], False on padding rows (evaluation only)
 SCORES = "scores"  # float32 [B], similarity judgements (evaluation only)
+# How many of a row's first tokens are its instruction's; absent without instructions.
+LEFT_INSTRUCTION_LENGTHS = "left_instruction_lengths"  # int32 [B]
+RIGHT_INSTRUCTION_LENGTHS = "right_instruction_lengths"  # int32 [B]
+NEGATIVE_INSTRUCTION_LENGTHS = "negative_instruction_lengths"  # int32 [B N]
+# False where other rows are no negatives; absent where they are for all rows.
+IN_BATCH = "in_batch"  # bool [B]
 
 # Features of a SeqIO task.
 INPUTS = "inputs"
 TARGETS = "targets"
 NEGATIVE_TARGETS = "negative_targets"
+# Behind a text feature's name: of a source's rows, the instruction before the text; of
+# a task's examples, how many of the feature's first ids are the instruction's.
+INSTRUCTION = "_instruction"
+INSTRUCTION_LENGTH = "_instruction_length"
 
 # Ids fixed by every T5 vocabulary.
 PAD_ID = 0

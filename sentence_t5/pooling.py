@@ -8,7 +8,7 @@ a text without a counted position gives the zero vector with finite gradients.
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from sentence_t5 import names
 
@@ -47,6 +47,15 @@ def max_over_tokens(
     # Not max(where=, initial=), which the ONNX converter lacks.
     largest = jnp.max(jnp.where(mask[..., None], hidden, -jnp.inf), axis=2)
     return jnp.where(mask.any(axis=-1)[..., None], largest, 0.0)
+
+
+def prefix_mask(
+    tokens: Int[Array, "B L"], lengths: Int[Array, " B"]
+) -> Bool[Array, "B L"]:
+    """Says which positions are among the first ``lengths`` of their row."""
+    # Not arange, which the ONNX converter can't make of a symbolic length.
+    positions = jax.lax.broadcasted_iota(jnp.int32, tokens.shape, 1)
+    return positions < lengths[:, None]
 
 
 class AttentionPooling(nn.Module):

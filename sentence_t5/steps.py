@@ -8,7 +8,7 @@ Nothing here waits for a device or reads from one.
 
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax
 import flax.linen as nn
@@ -19,6 +19,7 @@ from jaxtyping import Array, Float, Int
 
 from sentence_t5 import (
     cached_gradients,
+    candidate_masks,
     encoder,
     losses,
     metrics,
@@ -29,6 +30,19 @@ from sentence_t5 import (
 
 Batch = dict[str, Array]
 Metrics = dict[str, Array]
+
+
+class TextGroup(NamedTuple):
+    """Texts of one length, which share an encoder call.
+
+    Attributes:
+        tokens: int32 [B G L], G texts of each pair.
+        instruction_lengths: how many of a text's first tokens are an instruction's,
+            int32 [B G]; None without instructions.
+    """
+
+    tokens: Int[Array, "B G L"]
+    instruction_lengths: Int[Array, "B G"] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,7 +130,7 @@ class Trainer:
         )
         self.encode_step = jax.jit(
             self._encode_step,
-            in_shardings=(param_shardings, batch),
+            in_shardings=(param_shardings, batch, batch),
             out_shardings=replicated,
         )
 
@@ -212,7 +226,7 @@ class Trainer:
             loss,
             params,
             groups,
-            num_chunks=self._num_chunks(groups[0].shape[0]),
+            num_chunks=self._num_chunks(groups[0].tokens.shape[0]),
             partitioner=self.partitioner,
             reduction_dtype=self.model.encoder.t5.reduction_dtype,
         )
@@ -238,10 +252,15 @@ class Trainer:
             return self._loss(batch, embedded)[1]
 
     def _encode_step(
-        self, params: Any, tokens: Int[Array, "B L"]
+        self,
+        params: Any,
+        tokens: Int[Array, "B L"],
+        instruction_lengths: Int[Array, " B"] | None,
     ) -> Float[Array, "B E"]:
         with self.partitioner.scope():
-            return self._module.apply({"params": params}, tokens)
+            return self._module.apply(
+                {"params": params}, tokens, instruction_lengths=instruction_lengths
+            )
 
     def _loss(
         self, batch: Batch, groups: list[Float[Array, "B G E"]]
@@ -249,14 +268,14 @@ class Trainer:
         return contrast(self.model.loss, batch, groups)
 
     def _embed_groups(
-        self, params: Any, groups: list[Int[Array, "B G L"]], rng: Array | None
+        self, params: Any, groups: list[TextGroup], rng: Array | None
     ) -> list[Float[Array, "B G E"]]:
         return embed_groups(self._module, params, groups, rng)
 
     def _embed(
         self,
         params: Any,
-        texts: Int[Array, "B G L"],
+        texts: TextGroup,
         pairs: Int[Array, " B"],
         call: int,
         rng: Array | None,
@@ -275,13 +294,15 @@ def contrast(
         groups: the embeddings of ``group_texts(batch)``.
     """
     left, right, negatives = ungroup(groups, names.NEGATIVE_TOKENS in batch)
-    candidates = losses.make_candidates(
+    candidates = candidate_masks.make_candidates(
         batch[names.LEFT_TOKENS],
         batch[names.RIGHT_TOKENS],
         batch.get(names.NEGATIVE_TOKENS),
         negative_mask=batch.get(names.NEGATIVE_MASK),
         row_mask=batch.get(names.ROW_MASK),
+        in_batch=batch.get(names.IN_BATCH),
         mask_duplicates=config.mask_duplicates,
+        own_right_only=config.own_right_only,
     )
     output = losses.contrastive_loss(
         left,
@@ -301,18 +322,18 @@ def contrast(
 def embed_groups(
     module: encoder.SentenceEncoder,
     params: Any,
-    groups: list[Int[Array, "B G L"]],
+    groups: list[TextGroup],
     rng: Array | None,
 ) -> list[Float[Array, "B G E"]]:
     """Embeds the texts of a whole batch; see ``embed``."""
-    pairs = jnp.arange(groups[0].shape[0])
+    pairs = jnp.arange(groups[0].tokens.shape[0])
     return [embed(module, params, t, pairs, i, rng) for i, t in enumerate(groups)]
 
 
 def embed(
     module: encoder.SentenceEncoder,
     params: Any,
-    texts: Int[Array, "B G L"],
+    texts: TextGroup,
     pairs: Int[Array, " B"],
     call: int,
     rng: Array | None,
@@ -327,27 +348,30 @@ def embed(
         call: number of the group.
         rng: the step's dropout key; None switches dropout off.
     """
-    num_pairs, num_texts, length = texts.shape
-    dropout = {}
+    num_pairs, num_texts, length = texts.tokens.shape
+    more = {}
+    if texts.instruction_lengths is not None:
+        more["instruction_lengths"] = texts.instruction_lengths.reshape(-1)
     if rng is not None and module.config.t5.dropout_rate:
         rows = pairs[:, None] * num_texts + jnp.arange(num_texts)
-        dropout = {
+        more |= {
             "dropout_rows": rows.reshape(-1),
             "rngs": {"dropout": jax.random.fold_in(rng, call)},
         }
-    rows = texts.reshape(num_pairs * num_texts, length)
-    embedded = module.apply({"params": params}, rows, **dropout)
+    rows = texts.tokens.reshape(num_pairs * num_texts, length)
+    embedded = module.apply({"params": params}, rows, **more)
     return embedded.reshape(num_pairs, num_texts, -1)
 
 
-def group_texts(batch: Batch) -> list[Int[Array, "B G L"]]:
+def group_texts(batch: Batch) -> list[TextGroup]:
     """Puts texts of one length together, so that they share an encoder call.
 
     Each pair's texts lie side by side, so that a device's rows stay its own. In one
     call weights are gathered once a step, and their gradients reduced once.
 
     Args:
-        batch: left and right tokens, and negative tokens where there are any.
+        batch: left and right tokens, and negative tokens where there are any; with
+            instructions, also how long these are.
 
     Returns:
         One group (left, right, negatives), or two (left; right, negatives) if the sides
@@ -357,9 +381,17 @@ def group_texts(batch: Batch) -> list[Int[Array, "B G L"]]:
     rights = batch[names.RIGHT_TOKENS][:, None]
     if names.NEGATIVE_TOKENS in batch:
         rights = jnp.concatenate([rights, batch[names.NEGATIVE_TOKENS]], axis=1)
-    if left.shape[-1] == rights.shape[-1]:
-        return [jnp.concatenate([left, rights], axis=1)]
-    return [left, rights]
+    left_lengths = right_lengths = None
+    if names.LEFT_INSTRUCTION_LENGTHS in batch:
+        left_lengths = batch[names.LEFT_INSTRUCTION_LENGTHS][:, None]
+        right_lengths = batch[names.RIGHT_INSTRUCTION_LENGTHS][:, None]
+        if names.NEGATIVE_TOKENS in batch:
+            negative_lengths = batch[names.NEGATIVE_INSTRUCTION_LENGTHS]
+            right_lengths = jnp.concatenate([right_lengths, negative_lengths], axis=1)
+    sides = TextGroup(left, left_lengths), TextGroup(rights, right_lengths)
+    if left.shape[-1] != rights.shape[-1]:
+        return list(sides)
+    return [jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), *sides)]
 
 
 def ungroup(

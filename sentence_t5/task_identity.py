@@ -50,6 +50,7 @@ def cache_key(task: seqio.Task, split: str, file_format: int) -> str | None:
         "source": source,
         "preprocessors": [describe(step) for step in task.preprocessors],
         "features": features,
+        "in_batch_negatives": getattr(task.source, "in_batch_negatives", True),
     }
     text = json.dumps(identity, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:32]

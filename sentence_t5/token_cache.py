@@ -36,8 +36,9 @@ def load(
     """Returns the tokenized examples of a task, from the cache where it has them.
 
     Args:
-      task: gives rank-1 `inputs` and `targets`, optionally rank-2 `negative_targets`
-        and float `scores`. Each text ends in EOS.
+      task: gives rank-1 `inputs` and `targets`, optionally rank-2 `negative_targets`,
+        float `scores`, and how many of a text's ids are an instruction's
+        (`inputs_instruction_length` and so on). Each text ends in EOS.
       split: one of the task's splits.
       cache_dir: a local folder; None for ~/.cache. The environment variable
         SENTENCE_T5_CACHE wins over both.
@@ -149,7 +150,7 @@ def _build(task: seqio.Task, split: str, folder: pathlib.Path) -> None:
     plain = text_pairs.is_plain(task)
     for block in _plain_blocks(task, split) if plain else _any_blocks(task, split):
         writer.append(block)
-    writer.close(split)
+    writer.close(split, getattr(task.source, "in_batch_negatives", True))
 
 
 def _plain_blocks(task: seqio.Task, split: str) -> Iterator[tokenized.Block]:
@@ -215,8 +216,11 @@ def _seqio_blocks(
     # TensorFlow reads and tokenizes; the accelerators are JAX's.
     with contextlib.suppress(RuntimeError):
         tf.config.set_visible_devices([], "GPU")
+    lengths = [f"{key}{names.INSTRUCTION_LENGTH}" for key in tokenized.TEXTS]
     wanted = [
-        key for key in (*tokenized.TEXTS, names.SCORES) if key in task.output_features
+        key
+        for key in (*tokenized.TEXTS, *lengths, names.SCORES)
+        if key in task.output_features
     ]
     try:
         dataset = task.get_dataset(

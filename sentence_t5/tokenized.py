@@ -1,6 +1,7 @@
 """Tokenized examples, and the memory-mapped files that hold them.
 
     inputs.tokens [T]  inputs.starts [n+1]       row i is tokens[starts[i]:starts[i+1]]
+    inputs.instruction_lengths [n]               how many of them are an instruction's
     negative_targets.rows [n+1]                  row i has texts rows[i]..rows[i+1]-1
     scores [n]                                   description.json: sizes, fingerprint
 
@@ -25,7 +26,8 @@ _NEGATIVE_ROWS = f"{names.NEGATIVE_TARGETS}.rows"
 _DESCRIPTION = "description.json"
 
 # A block of rows: for each text feature the list of its rows (a list of ids,
-# or, for negatives, a list of lists of ids); for scores a list of floats.
+# or, for negatives, a list of lists of ids); for scores a list of floats; for lengths
+# of instructions a list of numbers (for negatives, a list of lists).
 Block = Mapping[str, list]
 
 
@@ -36,10 +38,13 @@ class Texts:
     Attributes:
       tokens: ids, each text ending in EOS; [T], uint16 or int32.
       starts: where each text starts, and the end of the last one; int64 [n+1].
+      instruction_lengths: how many of each text's first ids are an instruction's; int32
+        [n]. None without instructions.
     """
 
     tokens: np.ndarray
     starts: np.ndarray
+    instruction_lengths: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.starts) - 1
@@ -66,6 +71,7 @@ class TokenizedExamples:
       negative_rows: row i has the negatives `negative_rows[i]` up to, not including,
         `negative_rows[i + 1]`; int64 [n+1]. None without negatives.
       scores: similarity judgements; float32 [n]. None without scores.
+      in_batch_negatives: whether rows are negatives to each other.
     """
 
     task_name: str
@@ -76,19 +82,33 @@ class TokenizedExamples:
     texts: Mapping[str, Texts]
     negative_rows: np.ndarray | None = None
     scores: np.ndarray | None = None
+    in_batch_negatives: bool = True
 
     def __len__(self) -> int:
         return len(self.texts[names.INPUTS])
 
+    @property
+    def has_instructions(self) -> bool:
+        """Whether texts may begin with an instruction."""
+        return self.texts[names.INPUTS].instruction_lengths is not None
+
     def row(self, index: int) -> Mapping[str, Any]:
-        """Returns the ids (untrimmed, with EOS) and the score of one example."""
+        """Returns the ids (untrimmed, with EOS) and the numbers of one example."""
         if not 0 <= index < len(self):
             raise IndexError(f"Row {index} of {len(self)} in {self.task_name!r}.")
-        row = {key: self.texts[key][index] for key in TEXTS[:2] if key in self.texts}
+        row = {}
+        for key in [key for key in TEXTS[:2] if key in self.texts]:
+            row[key] = self.texts[key][index]
+            if self.has_instructions:
+                length = self.texts[key].instruction_lengths[index]
+                row[f"{key}{names.INSTRUCTION_LENGTH}"] = int(length)
         if self.negative_rows is not None:
             first, last = self.negative_rows[index : index + 2]
-            negatives = self.texts[names.NEGATIVE_TARGETS]
-            row[names.NEGATIVE_TARGETS] = [negatives[i] for i in range(first, last)]
+            key = names.NEGATIVE_TARGETS
+            row[key] = [self.texts[key][i] for i in range(first, last)]
+            if self.has_instructions:
+                lengths = self.texts[key].instruction_lengths[first:last]
+                row[f"{key}{names.INSTRUCTION_LENGTH}"] = lengths.tolist()
         if self.scores is not None:
             row[names.SCORES] = float(self.scores[index])
         return row
@@ -113,6 +133,12 @@ class Writer:
             if key == names.SCORES:
                 self._write("scores", np.asarray(rows, "<f4"))
                 continue
+            if key.endswith(names.INSTRUCTION_LENGTH):
+                text = key.removesuffix(names.INSTRUCTION_LENGTH)
+                if text == names.NEGATIVE_TARGETS:
+                    rows = [length for lengths in rows for length in lengths]
+                self._write(f"{text}.instruction_lengths", np.asarray(rows, "<i4"))
+                continue
             if key == names.NEGATIVE_TARGETS:
                 self._lengths[f"{key}.rows"].extend(map(len, rows))
                 rows = [text for texts in rows for text in texts]
@@ -123,7 +149,7 @@ class Writer:
             self._write(f"{key}.tokens", ids.astype(self._dtype))
         self._num_rows += len(block[names.INPUTS])
 
-    def close(self, split: str) -> None:
+    def close(self, split: str, in_batch_negatives: bool = True) -> None:
         """Writes where the rows start, and the description that completes a folder."""
         if not self._num_rows:
             raise ValueError(
@@ -135,6 +161,8 @@ class Writer:
             self._write(name, starts)
         for name, part in sorted(self._hashes.items()):
             digest.update(f"{name} {part.hexdigest()}\n".encode())
+        if not in_batch_negatives:
+            digest.update(b"no in-batch negatives\n")
         description = {
             "format": FORMAT,
             "task": self._task_name,
@@ -143,6 +171,7 @@ class Writer:
             "dtype": self._dtype.str,
             "vocabulary_size": self._vocabulary_size,
             "max_id": self._max_id,
+            "in_batch_negatives": in_batch_negatives,
             "files": {
                 name: (self._folder / name).stat().st_size for name in self._hashes
             },
@@ -194,13 +223,16 @@ def open_folder(folder: pathlib.Path) -> TokenizedExamples:
         return np.memmap(folder / name, dtype, mode="r")
 
     files = description["files"]
-    texts = {
-        key: Texts(
-            read(f"{key}.tokens", description["dtype"]), read(f"{key}.starts", "<i8")
+
+    def read_texts(key: str) -> Texts:
+        lengths = f"{key}.instruction_lengths"
+        return Texts(
+            read(f"{key}.tokens", description["dtype"]),
+            read(f"{key}.starts", "<i8"),
+            read(lengths, "<i4") if lengths in files else None,
         )
-        for key in TEXTS
-        if f"{key}.starts" in files
-    }
+
+    texts = {key: read_texts(key) for key in TEXTS if f"{key}.starts" in files}
     negative_rows = f"{names.NEGATIVE_TARGETS}.rows"
     return TokenizedExamples(
         task_name=description["task"],
@@ -211,4 +243,5 @@ def open_folder(folder: pathlib.Path) -> TokenizedExamples:
         texts=texts,
         negative_rows=read(negative_rows, "<i8") if negative_rows in files else None,
         scores=read("scores", "<f4") if "scores" in files else None,
+        in_batch_negatives=description.get("in_batch_negatives", True),
     )

@@ -290,7 +290,8 @@ def _log_overview(
     _logger.info(
         "Global batch %d pairs: each left side is told apart from %d other right sides "
         "and %d hard negatives. %d steps, %d to an epoch. Truncated texts: %s.",
-        config.batch_size, config.batch_size - 1,
+        config.batch_size,
+        0 if trainer.model.loss.own_right_only else config.batch_size - 1,
         config.batch_size * config.num_negatives,
         total_steps, batches.steps_per_epoch, dict(batches.num_truncated),
     )  # fmt: skip

@@ -5,9 +5,10 @@ have a header; their cells are taken as they are, without quoting or escapes, an
 empty cell is None.
 """
 
+import contextlib
 import gzip
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import IO, Any, Literal
 
 from etils import epath
@@ -56,6 +57,37 @@ class Reader:
             return list(record)
         raise ValueError(f"{self.path}: the file is empty.")
 
+    def places(self) -> Iterator[tuple[int, int, Mapping[str, Any]]]:
+        """Yields (line number, offset of the line, record), to be `picked` again.
+
+        Raises:
+          ValueError: a line cannot be read, or the file is no JSONL.
+        """
+        if file_format(self.path) != JSONL:
+            raise ValueError(f"{self.path}: expected a JSONL file.")
+        offset = 0
+        with self._opened() as file:
+            for number, line in enumerate(file, start=1):
+                yield number, offset, self._record(self._where(number), line, offset)
+                offset += len(line)
+
+    def picked(
+        self, places: Iterable[tuple[int, int]]
+    ) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """Yields ("file, line n", record) for some lines of a JSONL file.
+
+        Args:
+          places: (line number, offset) of lines, in the order of the file.
+        """
+        with self._opened() as file:
+            for number, offset in places:
+                file.seek(offset)
+                where = self._where(number)
+                yield where, self._record(where, file.readline(), offset)
+
+    def _record(self, where: str, line: bytes, offset: int) -> Mapping[str, Any]:
+        return _parse(where, self._decode(where, line, offset))
+
     def _tsv(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
         header: list[str] = []
         for where, text in self._lines():
@@ -76,27 +108,25 @@ class Reader:
 
     def _jsonl(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
         for where, text in self._lines():
-            if not text.strip():
-                raise ValueError(f"{where}: the line is empty. Remove it.")
-            try:
-                record = json.loads(text)
-            except json.JSONDecodeError as error:
-                raise ValueError(f"{where}: not JSON ({error}).") from None
-            if not isinstance(record, dict):
-                raise ValueError(
-                    f"{where}: expected a JSON object, got {type(record).__name__}."
-                )
-            yield where, record
+            yield where, _parse(where, text)
 
     def _lines(self) -> Iterator[tuple[str, str]]:
         """Yields ("file, line n", text without its line end)."""
         offset = 0
-        with _open(self.path) as raw:
-            file = gzip.GzipFile(fileobj=raw) if self.path.endswith(".gz") else raw
+        with self._opened() as file:
             for number, line in enumerate(file, start=1):
-                where = f"{self.path}, line {number}"
+                where = self._where(number)
                 yield where, self._decode(where, line, offset)
                 offset += len(line)
+
+    def _where(self, number: int) -> str:
+        return f"{self.path}, line {number}"
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[IO[bytes]]:
+        """Opens the file, unpacked."""
+        with _open(self.path) as raw:
+            yield gzip.GzipFile(fileobj=raw) if self.path.endswith(".gz") else raw
 
     def _decode(self, where: str, line: bytes, offset: int) -> str:
         body = line.removesuffix(b"\n").removesuffix(b"\r")
@@ -113,6 +143,21 @@ class Reader:
                 f"file (byte {place + 1} of the line) is not UTF-8. Convert the file, "
                 'or set errors="replace".'
             ) from None
+
+
+def _parse(where: str, text: str) -> Mapping[str, Any]:
+    """Reads a line of JSON as a record."""
+    if not text.strip():
+        raise ValueError(f"{where}: the line is empty. Remove it.")
+    try:
+        record = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{where}: not JSON ({error}).") from None
+    if not isinstance(record, dict):
+        raise ValueError(
+            f"{where}: expected a JSON object, got {type(record).__name__}."
+        )
+    return record
 
 
 def file_format(path: str) -> str:

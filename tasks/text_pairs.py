@@ -5,6 +5,13 @@ A row is a dict: `inputs` str, `targets` str, and, where the source has them,
 trims each text to L-1 tokens and appends EOS, so that a text always ends in EOS.
 
     inputs [T]   targets [T]   negative_targets [N T] (ragged)   scores []
+
+Each text may have an instruction before it: `inputs_instruction` str and so on. The two
+are tokenized apart and joined, as if white space lay between them: no token holds parts
+of both, and a text has the same tokens whatever is before it. How many of the joined
+tokens are the instruction's is a feature too:
+
+    inputs_instruction_length []   negative_targets_instruction_length [N]
 """
 
 import hashlib
@@ -33,6 +40,8 @@ class RowSource(seqio.DataSource):
         TensorFlow passes on its text only; None if nothing went wrong.
       has_negatives: whether rows have `negative_targets`.
       has_scores: whether rows have `scores`.
+      has_instructions: whether rows have an instruction for each text.
+      in_batch_negatives: whether rows are negatives to each other.
       streams: whether the first rows cost little.
     """
 
@@ -44,6 +53,8 @@ class RowSource(seqio.DataSource):
         *,
         negatives: bool = False,
         scores: bool = False,
+        instructions: bool = False,
+        in_batch_negatives: bool = True,
         streams: bool = True,
     ):
         """Makes a source.
@@ -55,12 +66,19 @@ class RowSource(seqio.DataSource):
           splits: the names of the splits.
           negatives: whether rows have `negative_targets`.
           scores: whether rows have `scores`.
+          instructions: whether rows have an instruction for each text, such as
+            `inputs_instruction`; "" for none.
+          in_batch_negatives: False if the other rows of a batch may well be as right
+            as a row's own right text (many rows share a label, say): they are no
+            negatives then, and only a row's own hard negatives are.
           streams: False if everything is read before the first row is given.
         """
         self._rows = rows
         self._identity = identity
         self.has_negatives = negatives
         self.has_scores = scores
+        self.has_instructions = instructions
+        self.in_batch_negatives = in_batch_negatives
         self.streams = streams
         self.error: Exception | None = None
         super().__init__(splits=splits, caching_permitted=True)
@@ -77,7 +95,13 @@ class RowSource(seqio.DataSource):
             splits=self.splits,
             negatives=self.has_negatives,
             scores=self.has_scores,
+            instructions=self.has_instructions,
+            in_batch_negatives=self.in_batch_negatives,
         )
+
+    def rows(self, split: str) -> Iterable[Row]:
+        """Returns the rows of `split` as they are."""
+        return self._rows(split)
 
     @property
     def supports_arbitrary_sharding(self) -> bool:
@@ -109,6 +133,12 @@ class RowSource(seqio.DataSource):
         spec = {names.INPUTS: text, names.TARGETS: text}
         if self.has_negatives:
             spec[names.NEGATIVE_TARGETS] = tf.RaggedTensorSpec([None, None], tf.string)
+            if self.has_instructions:
+                spec[instruction_key(names.NEGATIVE_TARGETS)] = spec[
+                    names.NEGATIVE_TARGETS
+                ]
+        if self.has_instructions:
+            spec |= {instruction_key(key): text for key in _TEXTS}
         if self.has_scores:
             spec[names.SCORES] = tf.TensorSpec([None], tf.float32)
         blocks = tf.data.Dataset.from_generator(
@@ -118,7 +148,7 @@ class RowSource(seqio.DataSource):
 
     def blocks(self, split: str) -> Iterator[list[Row]]:
         """Yields the rows of `split` as they are, in blocks."""
-        rows = iter(self._rows(split))
+        rows = iter(self.rows(split))
         while block := list(itertools.islice(rows, BLOCK_ROWS)):
             yield block
 
@@ -134,10 +164,12 @@ class RowSource(seqio.DataSource):
 
     def _stack(self, block: Sequence[Row]) -> Mapping[str, Any]:
         """Turns rows into one dict of tensors with a leading row axis."""
-        stacked = {key: [row[key] for row in block] for key in _TEXTS}
-        if self.has_negatives:
-            negatives = [list(row[names.NEGATIVE_TARGETS]) for row in block]
-            stacked[names.NEGATIVE_TARGETS] = tf.RaggedTensor.from_row_lengths(
+        texts = _with_instructions(_TEXTS, self.has_instructions)
+        stacked = {key: [row[key] for row in block] for key in texts}
+        lists = (names.NEGATIVE_TARGETS,) if self.has_negatives else ()
+        for key in _with_instructions(lists, self.has_instructions):
+            negatives = [list(row[key]) for row in block]
+            stacked[key] = tf.RaggedTensor.from_row_lengths(
                 tf.constant(list(itertools.chain(*negatives)), tf.string),
                 [len(texts) for texts in negatives],
             )
@@ -162,12 +194,17 @@ def task(name: str, source: RowSource, vocabulary: seqio.Vocabulary) -> seqio.Ta
         features[names.NEGATIVE_TARGETS] = seqio.Feature(
             vocabulary, add_eos=True, rank=2
         )
+    numbers = {}
+    if source.has_instructions:
+        numbers = {
+            f"{key}{names.INSTRUCTION_LENGTH}": (tf.int32, feature.rank - 1)
+            for key, feature in features.items()
+        }
     if source.has_scores:
-        features[names.SCORES] = seqio.Feature(
-            seqio.PassThroughVocabulary(size=1),
-            add_eos=False,
-            dtype=tf.float32,
-            rank=0,
+        numbers[names.SCORES] = (tf.float32, 0)
+    for key, (dtype, rank) in numbers.items():
+        features[key] = seqio.Feature(
+            seqio.PassThroughVocabulary(size=1), add_eos=False, dtype=dtype, rank=rank
         )
     return seqio.Task(
         name,
@@ -181,8 +218,29 @@ def tokenize(
     dataset: tf.data.Dataset, output_features: Mapping[str, seqio.Feature]
 ) -> tf.data.Dataset:
     """Turns the texts into ids, without EOS; scores pass unchanged."""
-    texts = {key: f for key, f in output_features.items() if key != names.SCORES}
-    return seqio.preprocessors.tokenize(dataset, texts, copy_pretokenized=False)
+    texts = {k: f for k, f in output_features.items() if f.add_eos}
+    with_length = [
+        k for k in texts if f"{k}{names.INSTRUCTION_LENGTH}" in output_features
+    ]
+    instructions = {instruction_key(key): texts[key] for key in with_length}
+    dataset = seqio.preprocessors.tokenize(
+        dataset, {**texts, **instructions}, copy_pretokenized=False
+    )
+    return dataset.map(_join, tf.data.AUTOTUNE) if with_length else dataset
+
+
+def _join(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Puts instructions before their texts and counts their ids."""
+    joined = dict(row)
+    for key in [key for key in row if instruction_key(key) in row]:
+        before = joined.pop(instruction_key(key))
+        if isinstance(before, tf.RaggedTensor):
+            length = before.row_lengths()
+        else:
+            length = tf.shape(before)[0]
+        joined[key] = tf.concat([before, row[key]], axis=-1)
+        joined[f"{key}{names.INSTRUCTION_LENGTH}"] = tf.cast(length, tf.int32)
+    return joined
 
 
 _PREPROCESSORS = [tokenize, seqio.preprocessors.append_eos_after_trim]
@@ -190,11 +248,7 @@ _PREPROCESSORS = [tokenize, seqio.preprocessors.append_eos_after_trim]
 
 def is_plain(task: seqio.Task) -> bool:
     """Returns whether `encode` applies: a task as `task` makes it, and no more."""
-    vocabularies = [
-        feature.vocabulary
-        for key, feature in task.output_features.items()
-        if key != names.SCORES
-    ]
+    vocabularies = [f.vocabulary for f in task.output_features.values() if f.add_eos]
     return (
         isinstance(task.source, RowSource)
         and list(task.preprocessors) == _PREPROCESSORS
@@ -213,24 +267,51 @@ def encode(task: seqio.Task, rows: Sequence[Row]) -> dict[str, list]:
       rows: some of its source's rows.
 
     Returns:
-      For each feature, the list of its values: ids, lists of ids, or scores.
+      For each feature, the list of its values: ids, lists of ids, or numbers.
     """
     processor = task.output_features[names.INPUTS].vocabulary.tokenizer
+    source = task.source
 
-    def ids(texts: list[str]) -> list[list[int]]:
-        return processor.encode(texts, add_eos=True, num_threads=-1) if texts else []
+    def encode_column(
+        key: str, texts: list[str], befores: list[str]
+    ) -> dict[str, list]:
+        ids = processor.encode(texts, add_eos=True, num_threads=-1) if texts else []
+        if not source.has_instructions:
+            return {key: ids}
+        before = {text: processor.encode(text) for text in set(befores)}
+        return {
+            key: [before[b] + row for b, row in zip(befores, ids, strict=True)],
+            f"{key}{names.INSTRUCTION_LENGTH}": [len(before[b]) for b in befores],
+        }
 
-    encoded = {key: ids([row[key] for row in rows]) for key in _TEXTS}
-    if task.source.has_negatives:
-        groups = [row[names.NEGATIVE_TARGETS] for row in rows]
-        flat = iter(ids([text for texts in groups for text in texts]))
-        encoded[names.NEGATIVE_TARGETS] = [
-            list(itertools.islice(flat, len(texts))) for texts in groups
-        ]
-    if task.source.has_scores:
+    encoded = {}
+    for key in _TEXTS:
+        befores = [row.get(instruction_key(key), "") for row in rows]
+        encoded |= encode_column(key, [row[key] for row in rows], befores)
+    if source.has_negatives:
+        key = names.NEGATIVE_TARGETS
+        groups = [row[key] for row in rows]
+        flat = encode_column(
+            key,
+            [text for texts in groups for text in texts],
+            [text for row in rows for text in row.get(instruction_key(key), ())],
+        )
+        for name, values in flat.items():
+            left = iter(values)
+            encoded[name] = [list(itertools.islice(left, len(g))) for g in groups]
+    if source.has_scores:
         scores = np.asarray([row[names.SCORES] for row in rows], np.float32)
         encoded[names.SCORES] = scores.tolist()
     return encoded
+
+
+def instruction_key(key: str) -> str:
+    """Names the instruction before a text: `inputs` → `inputs_instruction`."""
+    return f"{key}{names.INSTRUCTION}"
+
+
+def _with_instructions(keys: Sequence[str], has_instructions: bool) -> list[str]:
+    return [*keys, *(instruction_key(key) for key in keys if has_instructions)]
 
 
 def source_sha256(*paths: str) -> str:

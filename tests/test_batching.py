@@ -202,13 +202,13 @@ def test_batch_against_brute_force():
 
 def test_long_text_ends_in_eos():
     long = texts([[*range(2, 1002), EOS]])
-    row = batching.pad(long, np.array([0]), 16)
+    row, _ = batching.pad(long, np.array([0]), 16)
     assert row.shape == (1, 16)
     assert row[0].tolist() == [*range(2, 17), EOS]
 
 
 def test_empty_text_is_eos_alone():
-    assert batching.pad(texts([[EOS]]), np.array([0]), 3).tolist() == [[EOS, 0, 0]]
+    assert batching.pad(texts([[EOS]]), np.array([0]), 3)[0].tolist() == [[EOS, 0, 0]]
 
 
 def test_zero_one_and_five_negatives():

@@ -23,6 +23,9 @@ def _batch(right_length):
         names.RIGHT_TOKENS: texts(_BATCH, right_length),
         names.NEGATIVE_TOKENS: texts(_BATCH, 2, right_length),
         names.NEGATIVE_MASK: rng.random((_BATCH, 2)) > 0.3,
+        names.LEFT_INSTRUCTION_LENGTHS: rng.integers(0, 3, _BATCH).astype(np.int32),
+        names.RIGHT_INSTRUCTION_LENGTHS: rng.integers(0, 3, _BATCH).astype(np.int32),
+        names.NEGATIVE_INSTRUCTION_LENGTHS: np.ones((_BATCH, 2), np.int32),
     }
     batch[names.RIGHT_TOKENS][17] = batch[names.RIGHT_TOKENS][2]
     return batch
@@ -42,6 +45,7 @@ def _value_and_grad(batch, mesh, microbatch_size, pooling="mean", block_rows=Non
         ),
         pooling=pooling,
         projection_dim=16,
+        pool_instruction=False,
     )
     devices = jax.devices()[: int(np.prod(mesh))]
     partitioner = partitioning.Partitioner(partitioning.MeshConfig(*mesh), devices)

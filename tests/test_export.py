@@ -121,13 +121,15 @@ def test_model_card_tells_recipe_data_scores_and_limits(model_dir, tmp_path):
 
 def test_prompts_travel(tmp_path):
     opened = make_source(
-        prompts={"query": "query: "}, default_prompt="query", include_prompt=False
+        dataclasses.replace(CONFIG, pool_instruction=False),
+        prompts={"query": "query:"},
+        default_prompt="query",
     )
     st_folder.write_folder(opened, tmp_path / "st")
     back = pretrained.load_encoder(tmp_path / "st")
     assert back.prompts == {"query": "query: "}
     assert back.default_prompt == "query"
-    assert not back.include_prompt
+    assert not back.config.pool_instruction
 
 
 @pytest.mark.parametrize("pooling, projection_dim, normalize",
@@ -217,3 +219,34 @@ def test_onnx_computes_the_same(tmp_path, pooling):
         assert ours.shape == (batch, 6)
         np.testing.assert_allclose(np.linalg.norm(ours, axis=-1), 1.0, atol=1e-5)
         np.testing.assert_allclose(ours, embed({"params": params}, tokens), atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("output_format", ["stablehlo", "onnx"])
+def test_programs_leave_instructions_out(tmp_path, output_format):
+    config = dataclasses.replace(CONFIG, pool_instruction=False)
+    opened = make_source(config, prompts={"query": "a b"})
+    params = flax.traverse_util.unflatten_dict(folders.random_params(config), sep="/")
+    tokens = np.array([[5, 6, 7, 1], [8, 9, 1, 0], [7, 1, 0, 0]], np.int32)
+    lengths = np.array([2, 1, 0], np.int32)
+    expected = jax.jit(encoder_lib.SentenceEncoder(config).apply)(
+        {"params": params}, tokens, instruction_lengths=lengths
+    )
+    if output_format == "stablehlo":
+        programs.write_stablehlo(opened, tmp_path)
+        program = jax.export.deserialize(
+            bytearray((tmp_path / programs.PROGRAM_FILE).read_bytes())
+        )
+        weights = dict(np.load(tmp_path / programs.WEIGHTS_FILE))
+        ours = program.call(weights, tokens, lengths)
+    else:
+        pytest.importorskip("jax2onnx")
+        onnxruntime = pytest.importorskip("onnxruntime")
+        programs.write_onnx(opened, tmp_path)
+        session = onnxruntime.InferenceSession(str(tmp_path / programs.ONNX_FILE))
+        inputs = {"input_ids": tokens, "instruction_lengths": lengths}
+        (ours,) = session.run(None, {k: v.astype(np.int64) for k, v in inputs.items()})
+    np.testing.assert_allclose(ours, expected, atol=1e-5)
+    description = json.loads((tmp_path / programs.DESCRIPTION_FILE).read_text())
+    assert "instruction_lengths" in description

@@ -188,6 +188,41 @@ def test_sentence_transformers_model_imports_and_exports(tmp_path, vocabulary):
     assert_agree(ours.encode(["query: a dog"]), query[None])
 
 
+@pytest.mark.parametrize("pool_instruction", [True, False])
+@pytest.mark.parametrize("vocabulary", vocabularies())
+def test_prompts_agree(tmp_path, vocabulary, pool_instruction):
+    """Whatever a prompt ends with and a text begins with, pooled and left out."""
+    befores = ["Represent the title:", "un", "box 4", "Find (a", "题：", "query: "]
+    texts = [
+        " a box",
+        "3D box",
+        "题目",
+        "): the dog",
+        "happy",
+        "",
+        "'s box",
+        "-5",
+        "\ta",
+    ]
+    assert len(befores) * len(texts) >= 50
+    build_st(tmp_path, vocabulary)
+    opened = pretrained.open_checkpoint(tmp_path / "st")
+    config = dataclasses.replace(opened.config, pool_instruction=pool_instruction)
+    prompts = {f"p{i}": text for i, text in enumerate(befores)}
+    opened = dataclasses.replace(
+        opened, config=config, prompts=prompts, default_prompt="p0"
+    )
+    st_folder.write_folder(opened, tmp_path / "out")
+    theirs = sentence_transformers.SentenceTransformer(str(tmp_path / "out"))
+    import_weights.import_weights(tmp_path / "out", tmp_path / "ours")
+    ours = inference.SentenceT5.load(tmp_path / "ours")
+    for name, before in prompts.items():
+        found = theirs.encode(texts, prompt_name=name)
+        assert_agree(ours.encode(texts, prompt_name=name), found)
+        assert_agree(ours.encode(texts, instruction=before), found)
+    assert_agree(ours.encode(texts), theirs.encode(texts))
+
+
 @pytest.mark.parametrize("pooling", ["first", "max"])
 def test_other_poolings_export(tmp_path, pooling):
     vocabulary = folders.VOCABULARY

@@ -9,7 +9,9 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 # See docs/architecture.md. What is not listed is of the third layer: the world.
 LAYERS = {
     0: ["", "names"],
-    1: ["t5", "pooling", "encoder", "losses", "metrics"],  # Pure maths.
+    1: [  # Pure maths.
+        *["t5", "pooling", "encoder", "candidate_masks", "losses", "metrics"],
+    ],
     2: ["partitioning", "optim", "cached_gradients", "steps"],  # Where it runs.
     4: [  # Verbs, and what they are made of.
         *["train", "evaluate", "encode", "config", "compile", "cli"],

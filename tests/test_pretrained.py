@@ -345,7 +345,7 @@ def test_sentence_transformers_folder(tmp_path, new):
     assert loaded.config.normalize
     assert loaded.max_length == 48
     assert loaded.prompts == {"query": "query: "}
-    assert loaded.default_prompt is None and loaded.include_prompt
+    assert loaded.default_prompt is None and loaded.config.pool_instruction
     np.testing.assert_array_equal(
         loaded.read_params()["projection"]["kernel"], projection.T
     )
@@ -368,7 +368,7 @@ def test_sentence_transformers_poolings_and_absent_parts(tmp_path):
     loaded = pretrained.load_encoder(folder)
     assert loaded.config.projection_dim is None
     assert not loaded.config.normalize
-    assert not loaded.include_prompt
+    assert not loaded.config.pool_instruction
     assert loaded.default_prompt == "query"
 
 

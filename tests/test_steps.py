@@ -365,7 +365,7 @@ def test_loss_is_that_of_the_encoded_texts():
     batch = make_batch(0)
     on_mesh = put(batch)
     left, right = (
-        np.asarray(trainer.encode_step(params, on_mesh[key]), np.float64)
+        np.asarray(trainer.encode_step(params, on_mesh[key], None), np.float64)
         for key in (names.LEFT_TOKENS, names.RIGHT_TOKENS)
     )
     np.testing.assert_allclose(np.linalg.norm(left, axis=-1), 1, atol=1e-5)

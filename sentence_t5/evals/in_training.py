@@ -53,11 +53,21 @@ class Evaluator:
                 "Use it as train_eval_dataset_cfg, or choose a task of tasks/sts.py."
             )
         sides = {names.LEFT_TOKENS: [], names.RIGHT_TOKENS: []}
+        lengths_of = {
+            names.LEFT_TOKENS: names.LEFT_INSTRUCTION_LENGTHS,
+            names.RIGHT_TOKENS: names.RIGHT_INSTRUCTION_LENGTHS,
+        }
         for batch in self._batches():
-            tokens = {key: batch[key] for key in sides}
-            on_mesh = self._trainer.partitioner.put_batch(tokens)
-            for key, rows in on_mesh.items():
-                sides[key].append(self._trainer.encode_step(params, rows))
+            wanted = [key for pair in lengths_of.items() for key in pair]
+            on_mesh = self._trainer.partitioner.put_batch(
+                {key: batch[key] for key in wanted if key in batch}
+            )
+            for key, embedded in sides.items():
+                embedded.append(
+                    self._trainer.encode_step(
+                        params, on_mesh[key], on_mesh.get(lengths_of[key])
+                    )
+                )
         left, right = (
             np.concatenate([np.asarray(rows) for rows in batches])[: len(gold)]
             for batches in sides.values()

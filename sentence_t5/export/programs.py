@@ -2,6 +2,9 @@
 
     token ids [batch length] ─► unit embeddings [batch E]
 
+An encoder that leaves instructions out of its pooling also takes how many of each row's
+first tokens are an instruction's [batch]; 0 for a plain text.
+
 Both hold the whole encoder, pooling and projection included, take any batch and length,
 and run without this package. Padding is id 0, on the right; texts end with id 1.
 
@@ -59,13 +62,16 @@ def write_stablehlo(source: source_lib.Source, folder: str | os.PathLike) -> Non
     params = flax.traverse_util.flatten_dict(_read_params(source, config), sep="/")
     embed = _make_embed(config)
 
-    def call(weights, tokens):
-        return embed(flax.traverse_util.unflatten_dict(weights, sep="/"), tokens)
+    def call(weights, *inputs):
+        return embed(flax.traverse_util.unflatten_dict(weights, sep="/"), *inputs)
 
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
-    tokens = jax.ShapeDtypeStruct(jax.export.symbolic_shape("batch, length"), jnp.int32)
+    batch, length = jax.export.symbolic_shape("batch, length")
+    inputs = [jax.ShapeDtypeStruct((batch, length), jnp.int32)]
+    if not config.pool_instruction:
+        inputs.append(jax.ShapeDtypeStruct((batch,), jnp.int32))
     with _positions_of_any_length():
-        program = jax.export.export(jax.jit(call), platforms=PLATFORMS)(shapes, tokens)
+        program = jax.export.export(jax.jit(call), platforms=PLATFORMS)(shapes, *inputs)
     np.savez(folder / WEIGHTS_FILE, **params)
     _write_description(source, folder)
     (folder / PROGRAM_FILE).write_bytes(program.serialize())
@@ -73,6 +79,9 @@ def write_stablehlo(source: source_lib.Source, folder: str | os.PathLike) -> Non
 
 def write_onnx(source: source_lib.Source, folder: str | os.PathLike) -> None:
     """Writes ``model.onnx``: int64 ``input_ids`` → float32 ``sentence_embedding``.
+
+    If the encoder leaves instructions out of its pooling, int64 ``instruction_lengths``
+    is an input too.
 
     Args:
         source: an opened checkpoint with a config.
@@ -94,16 +103,21 @@ def write_onnx(source: source_lib.Source, folder: str | os.PathLike) -> None:
     config = _for_export(source.config, scan_layers=False)
     params = _read_params(source, config)
     embed = _make_embed(config)
-    tokens = types.SimpleNamespace(shape=("batch", "length"), dtype=jnp.int32)
+    inputs = {"input_ids": ("batch", "length")}
+    if not config.pool_instruction:
+        inputs["instruction_lengths"] = ("batch",)
     # It warns of every symbolic shape, harmlessly.
     logging.getLogger("onnx_ir.serde").setLevel(logging.ERROR)
     with _positions_of_any_length():
         model = jax2onnx.to_onnx(
-            lambda ids: embed(params, ids),
-            [tokens],
+            lambda *given: embed(params, *given),
+            [
+                types.SimpleNamespace(shape=shape, dtype=jnp.int32)
+                for shape in inputs.values()
+            ],
             opset=_ONNX_OPSET,
             return_mode="proto",
-            input_names=["input_ids"],
+            input_names=list(inputs),
             output_names=["sentence_embedding"],
         )
     _take_int64(model, onnx)
@@ -139,7 +153,13 @@ def _read_params(
 
 def _make_embed(config: encoder_lib.EncoderConfig) -> Callable[..., jax.Array]:
     module = encoder_lib.SentenceEncoder(config)
-    return lambda params, tokens: module.apply({"params": params}, tokens)
+
+    def embed(params, tokens, instruction_lengths=None):
+        return module.apply(
+            {"params": params}, tokens, instruction_lengths=instruction_lengths
+        )
+
+    return embed
 
 
 @contextlib.contextmanager
@@ -211,7 +231,12 @@ def _write_description(source: source_lib.Source, folder: pathlib.Path) -> None:
         "unit_length": source.config.normalize,
         "max_length": source.max_length,
         "prompts": dict(source.prompts),
+        "default_prompt": source.default_prompt,
     }
+    if not source.config.pool_instruction:
+        content["instruction_lengths"] = (
+            "tokens of a row's instruction [batch]; they come first and end with no id"
+        )
     if source.vocabulary is not None:
         content["vocabulary"] = {
             "file": "spiece.model",

@@ -84,13 +84,13 @@ def write_folder(
     _write_tokenizer(source, tokenizer, folder)
     files = {
         "config.json": transformer_config(config.t5),
-        "1_Pooling/config.json": _pooling_config(config, source.include_prompt),
+        "1_Pooling/config.json": _pooling_config(config),
         reader.LENGTH_FILE: {
             "max_seq_length": source.max_length,
             "do_lower_case": False,
         },
         reader.SETTINGS_FILE: {
-            "prompts": dict(source.prompts),
+            "prompts": {k: _closed(v) for k, v in source.prompts.items()},
             "default_prompt_name": source.default_prompt,
             "similarity_fn_name": "cosine",
         },
@@ -190,9 +190,12 @@ def _write_tokenizer(
     )
 
 
-def _pooling_config(
-    config: encoder_lib.EncoderConfig, include_prompt: bool
-) -> dict[str, Any]:
+def _closed(prompt: str) -> str:
+    """Ends a prompt in white space, so that its last word ends before the text."""
+    return f"{prompt.rstrip()} "
+
+
+def _pooling_config(config: encoder_lib.EncoderConfig) -> dict[str, Any]:
     flags = dict.fromkeys(
         (
             "pooling_mode_cls_token",
@@ -206,7 +209,7 @@ def _pooling_config(
     return {
         "word_embedding_dimension": config.t5.d_model,
         **flags,
-        "include_prompt": include_prompt,
+        "include_prompt": config.pool_instruction,
     }
 
 

@@ -52,7 +52,6 @@ class PretrainedEncoder:
         max_length: tokens that texts are trimmed to; None where nothing says it.
         prompts: texts to put before an input, by name.
         default_prompt: name of the prompt used when none is asked for.
-        include_prompt: False if a prompt's tokens are kept out of the pooling.
         report: what became of every name.
     """
 
@@ -62,7 +61,6 @@ class PretrainedEncoder:
     max_length: int | None
     prompts: Mapping[str, str]
     default_prompt: str | None
-    include_prompt: bool
     report: matching.Report
 
     def read_params(self) -> PyTree:
@@ -148,6 +146,7 @@ def load_encoder(
     path: str | os.PathLike,
     *,
     pooling: str | None = None,
+    pool_instruction: bool | None = None,
     allow_missing: Sequence[str] = (),
     ignore: Sequence[str] = (),
     step: int | None = None,
@@ -161,6 +160,8 @@ def load_encoder(
     Args:
         path: as in ``open_checkpoint``.
         pooling: instead of the checkpoint's own.
+        pool_instruction: instead of what the checkpoint says, if it says anything; the
+            published INSTRUCTOR models don't, and need False.
         allow_missing: patterns of parameters that may start fresh.
         ignore: patterns of tensors to leave out.
         step: the step, where a folder of ours holds several.
@@ -182,6 +183,8 @@ def load_encoder(
     config = source.config
     if pooling is not None:
         config = dataclasses.replace(config, pooling=pooling)
+    if pool_instruction is not None:
+        config = dataclasses.replace(config, pool_instruction=pool_instruction)
     if not config.has_decoder and source_lib.count_layers(source.tensors, "decoder"):
         ignore = (*ignore, "decoder/.*")
     shapes = flax.traverse_util.flatten_dict(abstract_params(config), sep="/")
@@ -199,7 +202,6 @@ def load_encoder(
         max_length=source.max_length,
         prompts=source.prompts,
         default_prompt=source.default_prompt,
-        include_prompt=source.include_prompt,
         report=report,
     )
 

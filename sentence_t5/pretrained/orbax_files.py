@@ -83,13 +83,11 @@ def _with_description(
     vocabulary = source_lib.Vocabulary(
         found.tokenizer.model_bytes, found.tokenizer.extra_ids
     )
-    content = json.loads((found.model_dir / descriptions.DESCRIPTION_FILE).read_text())
     return dataclasses.replace(
         source,
         config=found.encoder,
         vocabulary=vocabulary,
         max_length=found.max_length,
-        prompts=content.get("prompts", {}),
-        default_prompt=content.get("default_prompt"),
-        include_prompt=content.get("include_prompt", True),
+        prompts=found.prompts,
+        default_prompt=found.default_prompt,
     )

@@ -34,7 +34,6 @@ class Source:
         max_length: tokens that texts are trimmed to; None where nothing says it.
         prompts: texts to put before an input, by name.
         default_prompt: the name of the prompt used when none is asked for.
-        include_prompt: False if a prompt's tokens are kept out of the pooling.
     """
 
     path: str
@@ -47,7 +46,6 @@ class Source:
     max_length: int | None = None
     prompts: Mapping[str, str] = dataclasses.field(default_factory=dict)
     default_prompt: str | None = None
-    include_prompt: bool = True
 
 
 def count_layers(names: Mapping[str, object] | set[str], stack: str) -> int:

@@ -11,12 +11,15 @@ and ``instructor`` models.
 
 import dataclasses
 import json
+import logging
 import os
 import pathlib
 from typing import Any
 
 from sentence_t5.pretrained import huggingface, tensors, vocabulary_files
 from sentence_t5.pretrained import source as source_lib
+
+_logger = logging.getLogger(__name__)
 
 MODULES_FILE = "modules.json"
 SETTINGS_FILE = "config_sentence_transformers.json"
@@ -51,6 +54,7 @@ def open_folder(path: str | os.PathLike) -> source_lib.Source:
     modules = json.loads((folder / MODULES_FILE).read_text())
     kinds = [module["type"].rsplit(".", 1)[-1] for module in modules]
     # INSTRUCTOR's own transformer module is the plain one with another tokenization.
+    is_instructor = any(kind.startswith("INSTRUCTOR_") for kind in kinds)
     kinds = [kind.removeprefix("INSTRUCTOR_") for kind in kinds]
     _check_order(kinds, folder)
     folders = {
@@ -66,7 +70,15 @@ def open_folder(path: str | os.PathLike) -> source_lib.Source:
         projection_dim = opened["projection/kernel"].shape[1]
     settings = _read_json(folder / SETTINGS_FILE)
     # Release 6 fills in empty prompts for both sides.
-    prompts = {k: v for k, v in (settings.get("prompts") or {}).items() if v}
+    prompts = {k: v for k, v in (settings.get("prompts") or {}).items() if v.strip()}
+    default = settings.get("default_prompt_name")
+    for name, prompt in prompts.items():
+        if not prompt[-1].isspace():
+            _logger.warning(
+                "%s: the prompt %s (%r) doesn't end in white space: there its last "
+                "word runs on into the text, here the text begins a word of its own.",
+                folder, name, prompt,
+            )  # fmt: skip
     return dataclasses.replace(
         base,
         path=str(folder),
@@ -77,11 +89,12 @@ def open_folder(path: str | os.PathLike) -> source_lib.Source:
             pooling=_POOLINGS[_pooling_mode(pooling, folders["Pooling"])],
             projection_dim=projection_dim,
             normalize="Normalize" in folders,
+            pool_instruction=pooling.get("include_prompt", not is_instructor),
         ),
         max_length=_max_length(folder, folders["Transformer"]),
         prompts=prompts,
-        default_prompt=settings.get("default_prompt_name"),
-        include_prompt=pooling.get("include_prompt", True),
+        # An empty one, as release 6 may name, is none.
+        default_prompt=default if default in prompts else None,
     )
 
 
