@@ -14,7 +14,6 @@ import random
 import pytrec_eval
 
 
-
 def make_case(seed: int) -> tuple[dict, dict]:
     """Draws judgements and results of a few queries."""
     rng = random.Random(seed)
