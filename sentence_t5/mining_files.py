@@ -40,7 +40,10 @@ def load_source(args: argparse.Namespace) -> Source:
     """Reads the pairs and the corpus that the flags name."""
     if args.beir:
         found = beir_folder.load(args.beir, args.split)
-        pairs = _judged_pairs(found)
+        pairs = [
+            mining.RawPair(pair.query, pair.passage, pair.query_id, pair.passage_id)
+            for pair in beir_folder.relevant_pairs(found)
+        ]
         names = {f"{found.name}/{name}": v for name, v in found.sha256.items()}
         return Source(pairs, found.passages, found.passage_ids, names)
     pairs = [
@@ -55,19 +58,6 @@ def load_source(args: argparse.Namespace) -> Source:
         name = f"{os.path.basename(args.corpus)} ({args.corpus_column})"
         hashes[name] = sha256(args.corpus)
     return Source(pairs, corpus, None, hashes)
-
-
-def _judged_pairs(found: beir_folder.Collection) -> list[mining.RawPair]:
-    """Returns each query with each of its relevant passages, in the queries' order."""
-    texts = dict(zip(found.passage_ids, found.passages, strict=True))
-    pairs = []
-    for query_id, query in zip(found.query_ids, found.queries, strict=True):
-        for passage_id, grade in found.judgements[query_id].items():
-            if grade > 0 and passage_id in texts:
-                pairs.append(
-                    mining.RawPair(query, texts[passage_id], query_id, passage_id)
-                )
-    return pairs
 
 
 def _columns(path: str, columns: Sequence[str]) -> Iterable[list[str]]:

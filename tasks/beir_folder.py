@@ -14,7 +14,7 @@ import dataclasses
 import hashlib
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from sentence_t5.tasks import records
@@ -47,6 +47,16 @@ class Collection:
     sha256: Mapping[str, str]
 
 
+@dataclasses.dataclass(frozen=True)
+class Pair:
+    """A query with a passage that is relevant to it."""
+
+    query: str
+    passage: str
+    query_id: str
+    passage_id: str
+
+
 def load(folder: str | os.PathLike, split: str = "test") -> Collection:
     """Reads a folder, checking every row.
 
@@ -63,14 +73,7 @@ def load(folder: str | os.PathLike, split: str = "test") -> Collection:
             not among the queries.
     """
     folder = pathlib.Path(folder)
-    corpus, queries = (_find(folder, name) for name in ("corpus", "queries"))
-    qrels = folder / "qrels" / f"{split}.tsv"
-    if not qrels.is_file():
-        there = sorted(path.stem for path in (folder / "qrels").glob("*.tsv"))
-        raise FileNotFoundError(
-            f"There is no {qrels}. Splits with judgements in {folder}: "
-            f"{', '.join(there) or 'none'}."
-        )
+    corpus, queries, qrels = _find_all(folder, split)
     judgements = read_judgements(qrels)
     query_texts = _read_texts(queries)
     unknown = [query for query in judgements if query not in query_texts]
@@ -89,11 +92,31 @@ def load(folder: str | os.PathLike, split: str = "test") -> Collection:
         query_ids=judged,
         queries=[query_texts[query] for query in judged],
         judgements=judgements,
-        sha256={
-            path.relative_to(folder).as_posix(): _sha256(path)
-            for path in (corpus, queries, qrels)
-        },
+        sha256=sha256(folder, split),
     )
+
+
+def relevant_pairs(collection: Collection) -> Iterator[Pair]:
+    """Yields each query with each of its relevant passages that the corpus has.
+
+    Queries come in the order of their file, a query's passages in that of the
+    judgements.
+    """
+    texts = dict(zip(collection.passage_ids, collection.passages, strict=True))
+    for query_id, query in zip(collection.query_ids, collection.queries, strict=True):
+        for passage_id, grade in collection.judgements[query_id].items():
+            if grade > 0 and passage_id in texts:
+                yield Pair(query, texts[passage_id], query_id, passage_id)
+
+
+def sha256(folder: str | os.PathLike, split: str) -> dict[str, str]:
+    """Returns file name -> hex digest of the files that ``load`` reads."""
+    digests = {}
+    for path in _find_all(pathlib.Path(folder), split):
+        with open(path, "rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        digests[path.relative_to(folder).as_posix()] = digest
+    return digests
 
 
 def splits(folder: str | os.PathLike) -> list[str]:
@@ -134,6 +157,18 @@ def read_judgements(path: str | os.PathLike) -> dict[str, dict[str, int]]:
     return judgements
 
 
+def _find_all(folder: pathlib.Path, split: str) -> list[pathlib.Path]:
+    """Returns the files of the corpus, the queries and a split's judgements."""
+    qrels = folder / "qrels" / f"{split}.tsv"
+    texts = [_find(folder, name) for name in ("corpus", "queries")]
+    if not qrels.is_file():
+        raise FileNotFoundError(
+            f"There is no {qrels}. Splits with judgements in {folder}: "
+            f"{', '.join(splits(folder)) or 'none'}."
+        )
+    return [*texts, qrels]
+
+
 def _find(folder: pathlib.Path, stem: str) -> pathlib.Path:
     for name in (f"{stem}.jsonl", f"{stem}.jsonl.gz"):
         if (folder / name).is_file():
@@ -168,8 +203,3 @@ def _part(where: str, row: Mapping[str, Any], name: str) -> str:
     if not isinstance(value, str):
         raise ValueError(f"{where}: {name!r} must be a text, got {value!r}.")
     return value
-
-
-def _sha256(path: pathlib.Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -7,7 +7,7 @@ empty cell is None.
 
 import gzip
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, Any, Literal
 
 from etils import epath
@@ -25,15 +25,22 @@ class Reader:
       num_repaired: lines read so far that held bytes that are not UTF-8.
     """
 
-    def __init__(self, path: str, errors: Errors = "strict"):
+    def __init__(
+        self,
+        path: str,
+        errors: Errors = "strict",
+        header: Sequence[str] | None = None,
+    ):
         """Opens nothing yet.
 
         Args:
           path: ends in .tsv, .jsonl or .json, then optionally .gz; `tf.io.gfile` reads
             what is not local.
           errors: "strict", or "replace" bytes that are not UTF-8 by U+FFFD.
+          header: names of the columns of a TSV whose first line is data.
         """
         self.path = path
+        self._header = list(header or ())
         self.num_repaired = 0
         self._errors = errors
 
@@ -49,6 +56,8 @@ class Reader:
 
     def columns(self) -> list[str]:
         """Returns the columns of the header, or the fields of the first object."""
+        if self._header:
+            return self._header
         if file_format(self.path) == TSV:
             for _, text in self._lines():
                 return text.split("\t")
@@ -57,7 +66,7 @@ class Reader:
         raise ValueError(f"{self.path}: the file is empty.")
 
     def _tsv(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        header: list[str] = []
+        header = self._header
         for where, text in self._lines():
             cells = text.split("\t")
             if not header:
