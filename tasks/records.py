@@ -2,7 +2,8 @@
 
 Files are read as bytes and decoded as UTF-8, whatever the machine's locale is. TSVs
 have a header; their cells are taken as they are, without quoting or escapes, and an
-empty cell is None.
+empty cell is None. The lines of a JSONL are objects, or arrays, whose values are named
+"0", "1" and so on.
 """
 
 import gzip
@@ -75,8 +76,9 @@ class Reader:
             if not text and len(header) > 1:
                 raise ValueError(f"{where}: the line is empty. Remove it.")
             if len(cells) != len(header):
+                expected = "expected" if self._header else "but the header has"
                 raise ValueError(
-                    f"{where}: {len(cells)} cells, but the header has {len(header)} "
+                    f"{where}: {len(cells)} cells, {expected} {len(header)} "
                     f"({', '.join(header)}). Look for a tab or a line break inside a "
                     "text."
                 )
@@ -91,9 +93,12 @@ class Reader:
                 record = json.loads(text)
             except json.JSONDecodeError as error:
                 raise ValueError(f"{where}: not JSON ({error}).") from None
+            if isinstance(record, list):
+                record = {str(i): value for i, value in enumerate(record)}
             if not isinstance(record, dict):
                 raise ValueError(
-                    f"{where}: expected a JSON object, got {type(record).__name__}."
+                    f"{where}: expected a JSON object or array, got "
+                    f"{type(record).__name__}."
                 )
             yield where, record
 

@@ -1,6 +1,6 @@
 """Writes trec_eval.json: random rankings and what trec_eval makes of them.
 
-    pip install pytrec-eval-terrier
+    pip install -e .[trec]
     python tests/golden/make_trec_eval.py
 
 The rankings hold what implementations differ in: ties, grades of 0 and below, queries
