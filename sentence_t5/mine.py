@@ -106,15 +106,9 @@ def mine(
     queries = retrieve.embed(model, pool.queries, options.query, options, "queries")
     _search(pool, queries, passages, rules, lines, chunk_queries)
     finished = lines.finish(packed=output.name.endswith(".gz"))
-    repeats = len(source.pairs if source.corpus is None else source.corpus)
     about = {
         "settings": settings,
-        "counts": lines.counts
-        | {
-            "queries": len(pool.queries),
-            "passages": pool.num_searched,
-            "passages_with_repeats": repeats,
-        },
+        "counts": lines.counts | _counts(model, source, pool, options),
         "sha256": mining_files.sha256(finished),
     }
     # Before the output, whose presence says that all is done.
@@ -217,6 +211,29 @@ def _side(model: inference.SentenceT5, side: retrieve.Side) -> dict[str, Any]:
     return {"prompt": side.prompt, "max_length": side.max_length or model.max_length}
 
 
+def _counts(
+    model: inference.SentenceT5,
+    source: mining_files.Source,
+    pool: mining.Pool,
+    options: retrieve.Options,
+) -> dict[str, int]:
+    """Counts texts, and those that are longer than their side's length."""
+    corpus = source.pairs if source.corpus is None else source.corpus
+    counts = {
+        "queries": len(pool.queries),
+        "passages": pool.num_searched,
+        "passages_with_repeats": len(corpus),
+    }
+    for name, texts, side in (
+        ("queries", pool.queries, options.query),
+        ("passages", pool.passages, options.passage),
+    ):
+        prompted = [side.prompt + text for text in texts]
+        truncated = model.truncated(prompted, side.max_length)
+        counts[f"{name}_truncated"] = int(truncated.sum())
+    return counts
+
+
 def _made_before(
     output: pathlib.Path, about_path: pathlib.Path, settings: dict[str, Any]
 ) -> dict[str, Any]:
@@ -235,14 +252,16 @@ def _made_before(
 
 
 def summary(output: str | os.PathLike, about: dict[str, Any]) -> str:
-    """Says in two lines what a mined file holds."""
+    """Says in three lines what a mined file holds."""
     counts, rules = about["counts"], about["settings"]["rules"]
     return (
         f"{output}: {counts['pairs']} pairs of {counts['queries']} queries with "
         f"{counts['negatives']} negatives, from {counts['passages']} distinct passages "
         f"({counts['passages_with_repeats']} with repeats).\n"
         f"{counts['short']} pairs have fewer than {rules['num_negatives']}, "
-        f"{counts['without']} of them none."
+        f"{counts['without']} of them none.\n"
+        f"Truncated: {counts['queries_truncated']} queries, "
+        f"{counts['passages_truncated']} passages."
     )
 
 

@@ -187,31 +187,29 @@ def make_pool(
             f"There are {len(pairs)} pairs and {len(searched)} passages to search: "
             "nothing can be mined."
         )
-    row_of: dict[bytes, int] = {}
-    passages, ids = [], []
+    passages, ids = _Distinct(), []
     for number, text in enumerate(searched):
-        if row_of.setdefault(_key(text), len(passages)) == len(passages):
-            passages.append(text)
+        if passages.add(text):
             ids.append(corpus_ids[number] if corpus_ids is not None else None)
-    num_searched = len(passages)
+    num_searched = len(passages.texts)
     for pair in pairs:
-        if row_of.setdefault(_key(pair.positive), len(passages)) == len(passages):
-            passages.append(pair.positive)
+        if passages.add(pair.positive):
             ids.append(pair.positive_id)
-    query_rows = {
-        text: i for i, text in enumerate(dict.fromkeys(p.query for p in pairs))
-    }
+    rows = dict.fromkeys(pair.query for pair in pairs)
+    query_rows = {text: row for row, text in enumerate(rows)}
     known: dict[bytes, set[int]] = {}
     for pair in pairs:
-        known.setdefault(_key(pair.query), set()).add(row_of[_key(pair.positive)])
+        of_query = known.setdefault(_key(pair.query), set())
+        of_query.add(passages.row(pair.positive))
     excluded = []
     for text in query_rows:
-        rows = known[_key(text)] | {row_of.get(_key(text), num_searched)}
-        excluded.append(np.array(sorted(r for r in rows if r < num_searched), np.int64))
+        found = known[_key(text)] | {passages.row(text)}
+        in_corpus = [row for row in found if row is not None and row < num_searched]
+        excluded.append(np.array(sorted(in_corpus), np.int64))
     made = [
         Pair(
             query_rows[pair.query],
-            row_of[_key(pair.positive)],
+            passages.row(pair.positive),
             pair.query,
             pair.positive,
             pair.query_id,
@@ -221,12 +219,31 @@ def make_pool(
     ]
     return Pool(
         queries=list(query_rows),
-        passages=passages,
+        passages=passages.texts,
         passage_ids=None if corpus_ids is None else ids,
         num_searched=num_searched,
         pairs=sorted(made, key=lambda pair: pair.query),
         excluded=excluded,
     )
+
+
+class _Distinct:
+    """Texts without repeats, by row."""
+
+    def __init__(self):
+        self.texts: list[str] = []
+        self._rows: dict[bytes, int] = {}
+
+    def add(self, text: str) -> bool:
+        """Adds a text; returns whether it was new."""
+        if self._rows.setdefault(_key(text), len(self.texts)) < len(self.texts):
+            return False
+        self.texts.append(text)
+        return True
+
+    def row(self, text: str) -> int | None:
+        """Returns the row of a text, or None."""
+        return self._rows.get(_key(text))
 
 
 def normalise(text: str) -> str:

@@ -35,6 +35,10 @@ class FakeModel:
     def __init__(self):
         self.num_encoded = 0
 
+    def truncated(self, texts, max_length=None):
+        max_length = max_length or self.max_length
+        return np.array([len(text) > max_length for text in texts])
+
     def encode(self, texts, **options):
         self.num_encoded += len(texts)
         return np.stack([vector_of(text) for text in texts])
@@ -292,6 +296,7 @@ def test_the_command_mines_pairs_for_the_files_task(fake_model, tmp_path, capsys
     printed = capsys.readouterr().out
     assert "3 pairs of 2 queries with 4 negatives, from 3 distinct" in printed
     assert "2 pairs have fewer than 2, 0 of them none" in printed
+    assert "Truncated: 0 queries, 0 passages." in printed
     columns = files.Columns("anchor", "positive", ("negatives",))
     rows = list(files.read([str(output)], columns))
     assert [row["inputs"] for row in rows] == ["red cat", "tree", "tree"]
