@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import pathlib
+import sys
 from collections.abc import Sequence
 
 import numpy as np
@@ -82,10 +83,7 @@ def _fill(vectors, model, texts, prompt, options, done, part_texts, label, folde
     several = len(texts) > part_texts
     if several:
         options = options | {"show_progress": False}
-    bar = tqdm.auto.tqdm(
-        total=len(texts), initial=done, unit="text", desc=label, disable=not several
-    )
-    with bar:
+    with progress_bar(label, len(texts), done, "text", shown=several) as bar:
         for start in range(done, len(texts), part_texts):
             part = [prompt + text for text in texts[start : start + part_texts]]
             vectors[start : start + len(part)] = model.encode(part, **options)
@@ -93,6 +91,20 @@ def _fill(vectors, model, texts, prompt, options, done, part_texts, label, folde
                 vectors.flush()
                 _write_progress(folder, start + len(part))
             bar.update(len(part))
+
+
+def progress_bar(
+    label: str, total: int, done: int, unit: str, *, shown: bool
+) -> tqdm.auto.tqdm:
+    """Returns a progress bar that is quiet where it is written into a log."""
+    return tqdm.auto.tqdm(
+        total=total,
+        initial=done,
+        unit=unit,
+        desc=label,
+        disable=not shown,
+        mininterval=0.5 if sys.stderr.isatty() else 10.0,
+    )
 
 
 def _open(folder: pathlib.Path, shape: tuple[int, int]) -> tuple[np.memmap, int]:

@@ -22,9 +22,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import tqdm.auto
 
-from sentence_t5 import inference, mining, mining_files, retrieve, search
+from sentence_t5 import (
+    embedding_cache,
+    inference,
+    mining,
+    mining_files,
+    retrieve,
+    search,
+)
 
 # Queries searched between two notes of the progress.
 _CHUNK_QUERIES = 1024
@@ -132,9 +138,7 @@ def _search(
     )
     depth = pool.depth(rules)
     first = lines.num_queries
-    bar = tqdm.auto.tqdm(
-        total=len(queries), initial=first, unit="query", desc="mine", mininterval=1.0
-    )
+    bar = embedding_cache.progress_bar("mine", len(queries), first, "query", shown=True)
     with bar:
         for start in range(first, len(queries), chunk_queries):
             stop = min(start + chunk_queries, len(queries))

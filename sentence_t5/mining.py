@@ -195,17 +195,17 @@ def make_pool(
     for pair in pairs:
         if passages.add(pair.positive):
             ids.append(pair.positive_id)
-    rows = dict.fromkeys(pair.query for pair in pairs)
-    query_rows = {text: row for row, text in enumerate(rows)}
+    queries = dict.fromkeys(pair.query for pair in pairs)
+    query_rows = {text: row for row, text in enumerate(queries)}
     known: dict[bytes, set[int]] = {}
     for pair in pairs:
-        of_query = known.setdefault(_key(pair.query), set())
-        of_query.add(passages.row(pair.positive))
+        same = known.setdefault(_key(pair.query), set())
+        same.add(passages.row(pair.positive))
     excluded = []
     for text in query_rows:
-        found = known[_key(text)] | {passages.row(text)}
-        in_corpus = [row for row in found if row is not None and row < num_searched]
-        excluded.append(np.array(sorted(in_corpus), np.int64))
+        found = {*known[_key(text)], passages.row(text)} - {None}
+        in_corpus = sorted(row for row in found if row < num_searched)
+        excluded.append(np.array(in_corpus, np.int64))
     made = [
         Pair(
             query_rows[pair.query],
@@ -218,7 +218,7 @@ def make_pool(
         for pair in pairs
     ]
     return Pool(
-        queries=list(query_rows),
+        queries=list(queries),
         passages=passages.texts,
         passage_ids=None if corpus_ids is None else ids,
         num_searched=num_searched,

@@ -10,7 +10,6 @@ import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
-import tqdm.auto
 
 from sentence_t5 import embedding_cache, inference, search
 from sentence_t5.tasks import beir_folder
@@ -18,6 +17,8 @@ from sentence_t5.tasks import beir_folder
 COSINE, DOT = "cosine", "dot"
 # Passages ranked for each query, as BEIR's runs have them.
 DEPTH = 1000
+# A progress bar shows from so many passages on.
+_LONG_SEARCH = 100_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,10 +194,9 @@ def run(
     queries = embed(model, collection.queries, options.query, options, "queries")
     # One more, since the one with the query's own id may be among them.
     extra = 0 if options.keep_identical_ids else 1
-    bar = tqdm.auto.tqdm(
-        total=len(queries), unit="query", desc="search", disable=len(passages) < 100_000
-    )
-    with bar:
+    with embedding_cache.progress_bar(
+        "search", len(queries), 0, "query", shown=len(passages) >= _LONG_SEARCH
+    ) as bar:
         found = search.top_k(
             queries, passages, options.depth + extra, progress=bar.update
         )

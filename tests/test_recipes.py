@@ -11,7 +11,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 SIZES = ("tiny", "base", "v1_1_xl", "xxl")
 # Steps, batch, length of left and right texts, negatives; from the papers where known.
 VALUES = {
-    "st5_raw": (0, 64, 256, 256, 0),
+    "st5_raw": (0, 64, 256, 256, 1),
     "st5_stage1_cqa": (800_000, 2048, 64, 64, 0),
     "st5_nli_only": (1600, 512, 64, 64, 1),
     "st5_stage2_nli": (1600, 512, 64, 64, 1),
