@@ -67,6 +67,8 @@ setuptools.setup(
         "tpu": ["jax[tpu]>=0.10.2"],
         "test": ["pytest>=8.0", "pytest-xdist>=3.6", "ruff>=0.14"],
         "dev": ["pytest>=8.0", "pytest-xdist>=3.6", "ruff>=0.14", "build>=1.2"],
+        # The slow tests compare retrieval metrics with trec_eval itself.
+        "trec": ["pytrec-eval-terrier>=0.5.6"],
     },
     entry_points={"console_scripts": ["sentence-t5 = sentence_t5.cli:main"]},
 )
