@@ -85,8 +85,10 @@ def _fill(vectors, model, texts, prompt, options, done, part_texts, label, folde
         options = options | {"show_progress": False}
     with progress_bar(label, len(texts), done, "text", shown=several) as bar:
         for start in range(done, len(texts), part_texts):
-            part = [prompt + text for text in texts[start : start + part_texts]]
-            vectors[start : start + len(part)] = model.encode(part, **options)
+            part = texts[start : start + part_texts]
+            vectors[start : start + len(part)] = model.encode(
+                part, instruction=prompt, **options
+            )
             if folder is not None:
                 vectors.flush()
                 _write_progress(folder, start + len(part))

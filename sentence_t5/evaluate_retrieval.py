@@ -98,12 +98,13 @@ def _how(entry: Mapping[str, Any]) -> str:
 def _describe_side(
     model: inference.SentenceT5, texts: Sequence[str], side: retrieve.Side
 ) -> dict[str, Any]:
-    prompted = [side.prompt + text for text in texts]
+    prompt = retrieve.prompt_of(model, side)
     max_length = side.max_length or model.max_length
+    truncated = model.truncated(texts, max_length, instruction=prompt)
     return {
-        "prompt": side.prompt,
+        "prompt": prompt,
         "max_length": max_length,
-        "texts_truncated": int(model.truncated(prompted, max_length).sum()),
+        "texts_truncated": int(truncated.sum()),
     }
 
 

@@ -212,7 +212,10 @@ def _settings(
 
 
 def _side(model: inference.SentenceT5, side: retrieve.Side) -> dict[str, Any]:
-    return {"prompt": side.prompt, "max_length": side.max_length or model.max_length}
+    return {
+        "prompt": retrieve.prompt_of(model, side),
+        "max_length": side.max_length or model.max_length,
+    }
 
 
 def _counts(
@@ -232,8 +235,8 @@ def _counts(
         ("queries", pool.queries, options.query),
         ("passages", pool.passages, options.passage),
     ):
-        prompted = [side.prompt + text for text in texts]
-        truncated = model.truncated(prompted, side.max_length)
+        prompt = retrieve.prompt_of(model, side)
+        truncated = model.truncated(texts, side.max_length, instruction=prompt)
         counts[f"{name}_truncated"] = int(truncated.sum())
     return counts
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sentence_t5 import embedding_cache, inference, search
+from sentence_t5 import embedding_cache, inference, instructions, search
 from sentence_t5.tasks import beir_folder
 
 COSINE, DOT = "cosine", "dot"
@@ -26,11 +26,12 @@ class Side:
     """How the texts of one side become vectors.
 
     Attributes:
-        prompt: put before each text as it is, such as "query: ".
+        prompt: put before each text as it is, such as "query: "; None: the model's own
+            default, "": none.
         max_length: tokens a text is trimmed to; None: the model's own.
     """
 
-    prompt: str = ""
+    prompt: str | None = None
     max_length: int | None = None
 
 
@@ -96,9 +97,8 @@ def add_flags(parser) -> None:
     for side in ("query", "passage"):
         parser.add_argument(
             f"--{side}_prompt",
-            default="",
             metavar="TEXT",
-            help=f"put before each {side} as it is",
+            help=f"put before each {side} as it is; the model's own by default",
         )
         parser.add_argument(
             f"--{side}_length",
@@ -141,6 +141,12 @@ def similarity_of(model: inference.SentenceT5, asked: str | None = None) -> str:
     return asked or (COSINE if model.config.normalize else DOT)
 
 
+def prompt_of(model: inference.SentenceT5, side: Side) -> str:
+    """Returns what is put before each text of a side: its prompt, or the model's."""
+    chosen = instructions.choose(side.prompt, None, model.prompts, model.default_prompt)
+    return chosen or ""
+
+
 def embed(
     model: inference.SentenceT5,
     texts: Sequence[str],
@@ -163,7 +169,7 @@ def embed(
     vectors = embedding_cache.encode(
         model,
         texts,
-        prompt=side.prompt,
+        prompt=prompt_of(model, side),
         max_length=side.max_length,
         batch_size=options.batch_size,
         cache_dir=options.cache_dir,

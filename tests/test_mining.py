@@ -5,6 +5,7 @@ import functools
 import gzip
 import json
 import pathlib
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -31,11 +32,13 @@ class FakeModel:
     step = 3
     fingerprint = "fake"
     embedding_dim = 8
+    prompts: ClassVar = {}
+    default_prompt = None
 
     def __init__(self):
         self.num_encoded = 0
 
-    def truncated(self, texts, max_length=None):
+    def truncated(self, texts, max_length=None, *, instruction):
         max_length = max_length or self.max_length
         return np.array([len(text) > max_length for text in texts])
 

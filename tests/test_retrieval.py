@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -34,20 +35,23 @@ class FakeModel:
     step = 3
     fingerprint = "fake"
     embedding_dim = 2
+    prompts: ClassVar = {}
+    default_prompt = None
 
     def __init__(self, table, normalize=True):
         self.table = table
         self.config = EncoderConfig(t5=T5, projection_dim=None, normalize=normalize)
         self.encoded = []
 
-    def encode(self, texts, *, max_length, **options):
+    def encode(self, texts, *, max_length, instruction, **options):
+        texts = [instruction + text for text in texts]
         self.encoded += [(text, max_length) for text in texts]
         vectors = np.array([self.table[text] for text in texts], np.float32)
         norms = np.linalg.norm(vectors, axis=1, keepdims=True)
         return vectors / norms if self.config.normalize else vectors
 
-    def truncated(self, texts, max_length):
-        return np.array([len(text) > max_length for text in texts])
+    def truncated(self, texts, max_length, *, instruction):
+        return np.array([len(instruction + text) > max_length for text in texts])
 
 
 # --- metrics ------------------------------------------------------------------------
@@ -280,6 +284,14 @@ def test_each_side_gets_its_own_prompt_and_length(folder):
     }  # fmt: skip
     assert "2 of 2 query texts truncated (max 8 tokens)." in entry["notes"]
     assert any("1 judged passages are not in the corpus" in n for n in entry["notes"])
+
+
+def test_without_a_prompt_of_its_own_a_side_gets_the_models():
+    model = FakeModel({})
+    model.prompts, model.default_prompt = {"search": "find: "}, "search"
+    assert retrieve.prompt_of(model, retrieve.Side()) == "find: "
+    assert retrieve.prompt_of(model, retrieve.Side("")) == ""
+    assert retrieve.prompt_of(model, retrieve.Side("ask: ")) == "ask: "
 
 
 def test_vectors_are_kept_and_an_interrupted_run_goes_on(folder, tmp_path):
