@@ -218,18 +218,31 @@ def candidate_mask(
         if negatives is not None:
             ids = text_ids(negative_tokens).reshape(-1, 2)
             negatives &= ~_same(right_ids, ids)
-    own = jnp.eye(batch, dtype=bool)
-    lefts = None
+    mask = CandidateMask(rights, negatives, rows)
     if in_batch is not None:
-        lefts = (rights & in_batch[None]) | own
-        rights &= in_batch[:, None]
-        if negatives is not None:
-            num_negatives = negative_tokens.shape[1]
-            negatives &= in_batch[:, None] | jnp.repeat(own, num_negatives, axis=1)
+        mask = _without_others(mask, in_batch)
+    own = jnp.eye(batch, dtype=bool)
+    lefts = None if mask.lefts is None else mask.lefts | own
     if own_right_only:
-        lefts = rights | own if lefts is None else lefts
-        rights = own
-    return CandidateMask(rights | own, negatives, rows, lefts)
+        lefts = mask.rights | own if lefts is None else lefts
+        mask = mask._replace(rights=own)
+    return mask._replace(rights=mask.rights | own, lefts=lefts)
+
+
+def _without_others(mask: CandidateMask, in_batch: Bool[Array, " B"]) -> CandidateMask:
+    """Leaves rows that are not ``in_batch`` their own hard negatives alone."""
+    negatives = mask.negatives
+    if negatives is not None:
+        batch = len(in_batch)
+        own = jnp.repeat(
+            jnp.eye(batch, dtype=bool), negatives.shape[1] // batch, axis=1
+        )
+        negatives &= in_batch[:, None] | own
+    return mask._replace(
+        rights=mask.rights & in_batch[:, None],
+        negatives=negatives,
+        lefts=mask.rights & in_batch[None],
+    )
 
 
 def text_ids(tokens: Int[Array, "*lead L"]) -> UInt32[Array, "*lead 2"]:
