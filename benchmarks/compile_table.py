@@ -62,6 +62,10 @@ ROWS = (
         "base_v5e_4x4_chunks", "st5_base_mean", "v5e:4x4",
         (*_REMAT, "--gin.engine.trainer.microbatch_size=256"),
     ),
+    Row(
+        "base_v5e_4x4_float32", "st5_base_mean", "v5e:4x4",
+        (*_REMAT, "--gin.config.T5Config.grad_dtype='float32'"),
+    ),
     Row("xl_v5e_4x4", "st5_xl_mean", "v5e:4x4"),
     Row("xxl_v5e_8x8", "st5_xxl_mean", "v5e:8x8"),
     Row(

@@ -37,6 +37,7 @@ def value_and_grad(
     *,
     num_chunks: int,
     partitioner: partitioning.Partitioner,
+    reduction_dtype: str,
 ) -> tuple[tuple[Float[Array, ""], Any], Any]:
     """Does what ``jax.value_and_grad`` of embed and loss does, in bounded memory.
 
@@ -49,6 +50,8 @@ def value_and_grad(
             or a tree of arrays [B G ...].
         num_chunks: divides the rows that a device has.
         partitioner: the mesh on which this is traced.
+        reduction_dtype: of the gradients while copies sum them; each copy's own chunks
+            are summed as the parameters are.
 
     Returns:
         ((loss, aux), gradients), the gradients like the parameters.
@@ -84,7 +87,8 @@ def value_and_grad(
         chunks = jax.tree.map(chunks_of, (pairs, list(groups), cotangents))
         zeros = jax.tree.map(jnp.zeros_like, params)
         total, _ = jax.lax.scan(one, zeros, chunks)
-        return jax.lax.psum(total, names.DATA)
+        sums = jax.lax.psum(_cast(total, reduction_dtype), names.DATA)
+        return jax.tree.map(lambda x, like: x.astype(like.dtype), sums, total)
 
     def over_copies(f, in_specs, out_specs):
         return jax.shard_map(
@@ -105,6 +109,10 @@ def value_and_grad(
         params, pairs, list(groups), cotangents
     )
     return (value, aux), grads
+
+
+def _cast(tree: Any, dtype: str) -> Any:
+    return jax.tree.map(lambda x: x.astype(dtype), tree)
 
 
 def _split(x: Array, num_chunks: int, num_shards: int) -> Array:

@@ -24,13 +24,13 @@ class Setup:
     Attributes:
         trainer: has the step, on a mesh of the slice's devices.
         dataset: lengths, batch size and number of negatives; its task is never read.
-        topology: the slice.
+        topology: the slice; None for the devices at hand.
         step: one of ``STEPS``.
     """
 
     trainer: steps.Trainer
     dataset: datasets.DatasetConfig
-    topology: tpu_topologies.Topology
+    topology: tpu_topologies.Topology | None
     step: str
 
     def lengths(self) -> tuple[int, ...]:
@@ -77,13 +77,15 @@ class Setup:
 
 
 def set_up(
-    config: gin_files.Config, topology: tpu_topologies.Topology, step: str = "train"
+    config: gin_files.Config,
+    topology: tpu_topologies.Topology | None,
+    step: str = "train",
 ) -> Setup:
     """Builds the model, the mesh and the batch's shape of a gin file, and nothing else.
 
     Args:
         config: from ``gin_files.load``.
-        topology: the slice.
+        topology: the slice; None for the devices at hand.
         step: one of ``STEPS``.
 
     Raises:
@@ -104,7 +106,8 @@ def set_up(
     # gin doesn't evaluate what is given by position: no task is built.
     dataset = build("train_dataset_cfg", _NO_TASK)
     model = build("model")
-    partitioner = build("partitioner", devices=tpu_topologies.devices(topology))
+    devices = None if topology is None else tpu_topologies.devices(topology)
+    partitioner = build("partitioner", devices=devices)
     partitioner.check(model.encoder, dataset.batch_size)
     trainer = build("trainer_cls", model=model, partitioner=partitioner)
     return Setup(trainer, dataset, topology, step)

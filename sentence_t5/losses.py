@@ -23,7 +23,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, UInt32
+from jaxtyping import Array, Bool, Float, Int, Shaped, UInt32
 
 # Logits of masked candidates: finite, and exp(_MASKED - max) is exactly 0.
 _MASKED = -1e9
@@ -40,6 +40,9 @@ class LossConfig:
         mask_duplicates: leave out candidates that are no negatives at all: another row
             with the same left or the same right text, and hard negatives equal to a
             row's right text. Texts are compared over the whole global batch.
+        block_rows: rows of logits to hold at once, for batches whose [B C] logits don't
+            fit; they are walked twice, once forward and once backward, to the same loss
+            and gradients. None holds all rows.
         own_right_only: leave other rows' right sides out of left → right, so that its
             candidates are a row's own right side and all hard negatives of the batch.
             Source: ``train.py`` of the code published with INSTRUCTOR (Su et al. 2022,
@@ -49,60 +52,133 @@ class LossConfig:
     logit_scale: float = 100.0
     bidirectional: bool = True
     mask_duplicates: bool = False
+    block_rows: int | None = None
     own_right_only: bool = False
 
     def __post_init__(self):
-        """Checks the scale.
+        """Checks the numbers.
 
         Raises:
-            ValueError: it is not a positive finite number.
+            ValueError: the scale is not a positive finite number, or a block is empty.
         """
         if not (np.isfinite(self.logit_scale) and self.logit_scale > 0):
             raise ValueError(
                 f"LossConfig.logit_scale: got {self.logit_scale}, expected a positive "
                 "number (1 / temperature: temperature 0.01 is a scale of 100)."
             )
+        if self.block_rows is not None and self.block_rows < 1:
+            raise ValueError(
+                f"LossConfig.block_rows: got {self.block_rows}, expected a positive "
+                "number of rows, or None for all at once."
+            )
 
 
 class CandidateMask(NamedTuple):
-    """Which candidates count for which row; True keeps.
+    """Which candidates count for some rows; True keeps.
 
     Attributes:
-        rights: [B B], row i against right side j.
-        negatives: [B B*N], row i against hard negative n of row j at ``j * N + n``.
-        rows: [B], rows that are real pairs. A row left out is no candidate either.
-        lefts: [B B], left side i as a candidate of row j in right → left; None means
-            that it is ``rights``.
+        rights: [M B], row i against right side j.
+        negatives: [M B*N], row i against hard negative n of row j at ``j * N + n``.
+        lefts: [M B], left side i as a candidate of right side j, which right → left
+            reads by columns; None means that it is ``rights``.
     """
 
-    rights: Bool[Array, "B B"]
-    negatives: Bool[Array, "B BN"] | None
+    rights: Bool[Array, "M B"]
+    negatives: Bool[Array, "M BN"] | None
+    lefts: Bool[Array, "M B"] | None = None
+
+
+class Candidates(NamedTuple):
+    """What is known of a batch's texts, from which the mask of any row is made.
+
+    Attributes:
+        rows: [B], rows that are real pairs. A row left out is no candidate either.
+        negatives: [B*N], hard negatives that are real; None without any.
+        text_ids: of the left [B 2], right [B 2] and negative [B*N 2] texts, where equal
+            texts are to be masked.
+        in_batch: [B], False for rows whose only candidates are their own right side and
+            their own hard negatives; None means none such.
+    """
+
     rows: Bool[Array, " B"]
-    lefts: Bool[Array, "B B"] | None = None
+    negatives: Bool[Array, " BN"] | None
+    text_ids: tuple[UInt32[Array, "B 2"], UInt32[Array, "B 2"], Array | None] | None
+    in_batch: Bool[Array, " B"] | None = None
+
+    def mask(
+        self, own: Bool[Array, "M B"], index: Int[Array, " M"] | None = None
+    ) -> CandidateMask:
+        """Returns the ``CandidateMask`` of some rows, their own right sides kept.
+
+        Args:
+            own: True at each row's own right side.
+            index: the rows' numbers; None for all.
+        """
+
+        def of_rows(x):
+            return x if index is None else x[index]
+
+        rights = of_rows(self.rows)[:, None] & self.rows[None]
+        negatives = None
+        if self.negatives is not None:
+            negatives = jnp.broadcast_to(
+                self.negatives[None], (own.shape[0], self.negatives.size)
+            )
+        if self.text_ids is not None:
+            left, right, negative = self.text_ids
+            rights &= ~(_same(of_rows(left), left) | _same(of_rows(right), right))
+            if negatives is not None:
+                negatives &= ~_same(of_rows(right), negative)
+        lefts = None
+        if self.in_batch is not None:
+            lefts = (rights & self.in_batch[None]) | own
+            in_batch = of_rows(self.in_batch)[:, None]
+            rights &= in_batch
+            if negatives is not None:
+                per_row = self.negatives.size // self.rows.size
+                negatives &= in_batch | jnp.repeat(own, per_row, axis=1)
+        return CandidateMask(rights | own, negatives, lefts)
 
 
 class ContrastiveOutput(NamedTuple):
-    """The loss and what metrics read.
+    """The loss, and what metrics read: a number for each row.
 
     Attributes:
         loss: scalar, the mean over real rows.
-        right_cosines: [B B], left i · right j.
-        negative_cosines: [B B*N], left i · negative, None without hard negatives.
+        positives: [B], left i · right i.
+        num_ahead: [B], other candidates that count and are at least as close.
+        num_others: [B], other candidates that count.
+        sum_others: [B], the sum of their cosines.
     """
 
     loss: Float[Array, ""]
-    right_cosines: Float[Array, "B B"]
-    negative_cosines: Float[Array, "B BN"] | None
+    positives: Float[Array, " B"]
+    num_ahead: Float[Array, " B"]
+    num_others: Float[Array, " B"]
+    sum_others: Float[Array, " B"]
+
+
+class _Terms(NamedTuple):
+    """What some rows of logits [M C] say."""
+
+    normalizer: Float[Array, " M"]  # log of the summed exponentials, along a row
+    columns: Float[Array, " B"]  # the same down each right side's column
+    positives: Float[Array, " M"]
+    num_ahead: Float[Array, " M"]
+    num_others: Float[Array, " M"]
+    sum_others: Float[Array, " M"]
 
 
 def contrastive_loss(
     left: Float[Array, "B E"],
     right: Float[Array, "B E"],
     negatives: Float[Array, "B N E"] | None,
-    mask: CandidateMask,
+    candidates: Candidates,
     *,
     logit_scale: float,
     bidirectional: bool,
+    block_rows: int | None = None,
+    own_right_only: bool = False,
 ) -> ContrastiveOutput:
     """Computes the in-batch softmax loss with hard negatives.
 
@@ -112,33 +188,93 @@ def contrastive_loss(
         left: unit vectors, float32.
         right: unit vectors, float32; ``right[i]`` belongs to ``left[i]``.
         negatives: hard negatives of each row, or None.
-        mask: from ``candidate_mask``.
+        candidates: from ``make_candidates``.
         logit_scale: multiplies cosines.
         bidirectional: add the right → left direction.
+        block_rows: see ``LossConfig``.
+        own_right_only: see ``LossConfig``.
 
     Returns:
-        The loss and the cosines it was made of.
+        The loss and each row's statistics, through which no gradient flows.
 
     Raises:
-        ValueError: the sides differ in shape, or negatives don't fit them.
+        ValueError: the sides differ in shape, or negatives or blocks don't fit them;
+            ``own_right_only`` without hard negatives.
     """
-    if left.shape != right.shape:
+    _check_shapes(left, right, negatives, block_rows)
+    if own_right_only and negatives is None:
         raise ValueError(
-            "left and right embeddings differ in shape: "
-            f"{left.shape} and {right.shape}."
+            "LossConfig.own_right_only tells a row's right side from hard negatives, "
+            "and the batch has none. Set DatasetConfig.num_negatives, or "
+            "own_right_only to False."
         )
-    right_cosines = _dot(left, right)
-    logits = jnp.where(mask.rights, logit_scale * right_cosines, _MASKED)
-    positives = logit_scale * jnp.diagonal(right_cosines)
-    normalizer = jax.nn.logsumexp(logits, axis=1)
-    negative_cosines = None
     if negatives is not None:
-        if negatives.ndim != 3 or negatives.shape[::2] != left.shape:
-            raise ValueError(
-                f"negatives have shape {negatives.shape}, expected [B, N, E] with "
-                f"B, E = {left.shape}."
-            )
-        negative_cosines = _dot(left, negatives.reshape(-1, negatives.shape[-1]))
+        negatives = negatives.reshape(-1, negatives.shape[-1])
+
+    def terms_of(left, index):
+        own = jnp.arange(right.shape[0])
+        own = (own if index is None else index)[:, None] == own
+        mask = candidates.mask(own, index)
+        if own_right_only:
+            lefts = mask.rights if mask.lefts is None else mask.lefts
+            mask = CandidateMask(own, mask.negatives, lefts)
+        return _terms(left, own, right, negatives, mask, logit_scale)
+
+    if block_rows is None:
+        terms = terms_of(left, None)
+        columns = terms.columns
+    else:
+        terms, columns = _walk(terms_of, left, left.shape[0] // block_rows)
+    positives = logit_scale * terms.positives
+    per_row = terms.normalizer - positives
+    if bidirectional:
+        # Down the columns of the same logits: no second product, no second gather.
+        per_row += columns - positives
+    rows = candidates.rows
+    loss = jnp.sum(jnp.where(rows, per_row, 0.0)) / jnp.maximum(rows.sum(), 1)
+    statistics = jax.lax.stop_gradient(
+        (terms.positives, terms.num_ahead, terms.num_others, terms.sum_others)
+    )
+    return ContrastiveOutput(loss, *statistics)
+
+
+def _walk(terms_of, left: Float[Array, "B E"], num_blocks: int):
+    """Walks the rows in blocks; one block's logits exist at a time, backward too."""
+
+    @jax.checkpoint
+    def step(columns, block):
+        terms = terms_of(*block)
+        return jnp.logaddexp(columns, terms.columns), terms._replace(columns=None)
+
+    batch = left.shape[0]
+    blocks = (split_rows(left, num_blocks), split_rows(jnp.arange(batch), num_blocks))
+    columns, terms = jax.lax.scan(step, jnp.full(batch, _MASKED), blocks)
+    return jax.tree.map(join_rows, terms), columns
+
+
+def split_rows(x: Shaped[Array, "B *rest"], num_blocks: int) -> Array:
+    """Splits rows into [num_blocks B/num_blocks ...].
+
+    A block takes every ``num_blocks``-th row, so that each device has a part of it.
+    """
+    return x.reshape(-1, num_blocks, *x.shape[1:]).swapaxes(0, 1)
+
+
+def join_rows(x: Shaped[Array, "n M *rest"]) -> Array:
+    """Undoes ``split_rows``."""
+    return x.swapaxes(0, 1).reshape(-1, *x.shape[2:])
+
+
+def _terms(left, own, right, negatives, mask: CandidateMask, logit_scale) -> _Terms:
+    """Makes the logits of some rows, ``left`` [M E], and what is kept of them."""
+    cosines = _dot(left, right)
+    positives = jnp.sum(jnp.where(own, cosines, 0.0), axis=1)
+    logits = jnp.where(mask.rights, logit_scale * cosines, _MASKED)
+    normalizer = jax.nn.logsumexp(logits, axis=1)
+    parts = [(mask.rights & ~own, cosines)]
+    if negatives is not None:
+        negative_cosines = _dot(left, negatives)
+        parts.append((mask.negatives, negative_cosines))
         negative_logits = jnp.where(
             mask.negatives, logit_scale * negative_cosines, _MASKED
         )
@@ -146,15 +282,40 @@ def contrastive_loss(
         normalizer = jnp.logaddexp(
             normalizer, jax.nn.logsumexp(negative_logits, axis=1)
         )
-    per_row = normalizer - positives
-    if bidirectional:
-        # Down the columns of the same logits: no second product, no second gather.
-        if mask.lefts is not None:
-            logits = jnp.where(mask.lefts, logit_scale * right_cosines, _MASKED)
-        per_row += jax.nn.logsumexp(logits, axis=0) - positives
-    num_rows = jnp.maximum(mask.rows.sum(), 1)
-    loss = jnp.sum(jnp.where(mask.rows, per_row, 0.0)) / num_rows
-    return ContrastiveOutput(loss, right_cosines, negative_cosines)
+    if mask.lefts is not None:
+        logits = jnp.where(mask.lefts, logit_scale * cosines, _MASKED)
+    return _Terms(
+        normalizer,
+        jax.nn.logsumexp(logits, axis=0),
+        positives,
+        num_ahead=sum(_count(m & (c >= positives[:, None])) for m, c in parts),
+        num_others=sum(_count(m) for m, _ in parts),
+        sum_others=sum(jnp.sum(jnp.where(m, c, 0.0), axis=1) for m, c in parts),
+    )
+
+
+def _count(mask: Bool[Array, "M C"]) -> Float[Array, " M"]:
+    return jnp.sum(mask, axis=1, dtype=jnp.float32)
+
+
+def _check_shapes(left, right, negatives, block_rows: int | None) -> None:
+    if left.shape != right.shape:
+        raise ValueError(
+            "left and right embeddings differ in shape: "
+            f"{left.shape} and {right.shape}."
+        )
+    if negatives is not None and (
+        negatives.ndim != 3 or negatives.shape[::2] != left.shape
+    ):
+        raise ValueError(
+            f"negatives have shape {negatives.shape}, expected [B, N, E] with "
+            f"B, E = {left.shape}."
+        )
+    if block_rows is not None and left.shape[0] % block_rows:
+        raise ValueError(
+            f"LossConfig.block_rows is {block_rows}: it must divide the global batch "
+            f"of {left.shape[0]}."
+        )
 
 
 def _dot(left: Float[Array, "B E"], right: Float[Array, "C E"]) -> Float[Array, "B C"]:
@@ -166,7 +327,7 @@ def _dot(left: Float[Array, "B E"], right: Float[Array, "C E"]) -> Float[Array, 
     )  # fmt: skip
 
 
-def candidate_mask(
+def make_candidates(
     left_tokens: Int[Array, "B L"],
     right_tokens: Int[Array, "B M"],
     negative_tokens: Int[Array, "B N M"] | None = None,
@@ -175,9 +336,8 @@ def candidate_mask(
     row_mask: Bool[Array, " B"] | None = None,
     in_batch: Bool[Array, " B"] | None = None,
     mask_duplicates: bool = False,
-    own_right_only: bool = False,
-) -> CandidateMask:
-    """Says which candidates count for which row.
+) -> Candidates:
+    """Says which texts of a batch are candidates.
 
     Args:
         left_tokens: ids of the left texts.
@@ -185,64 +345,24 @@ def candidate_mask(
         negative_tokens: ids of the hard negatives, or None.
         negative_mask: True for real negatives; None means all.
         row_mask: True for real pairs; None means all.
-        in_batch: False for rows whose only candidates are their own right side and
-            their own hard negatives; None means none such.
+        in_batch: see ``Candidates``.
         mask_duplicates: see ``LossConfig``.
-        own_right_only: see ``LossConfig``.
-
-    Returns:
-        Masks whose diagonal is always kept.
-
-    Raises:
-        ValueError: ``own_right_only`` without hard negatives: left → right would have
-            nothing to tell apart.
     """
-    if own_right_only and negative_tokens is None:
-        raise ValueError(
-            "LossConfig.own_right_only tells a row's right side from hard negatives, "
-            "and the batch has none. Set DatasetConfig.num_negatives, or "
-            "own_right_only to False."
-        )
     batch = left_tokens.shape[0]
     rows = jnp.ones(batch, bool) if row_mask is None else row_mask
-    rights = rows[:, None] & rows[None]
     negatives = None
     if negative_tokens is not None:
         real = jnp.broadcast_to(rows[:, None], negative_tokens.shape[:2])
         if negative_mask is not None:
             real &= negative_mask
-        negatives = jnp.broadcast_to(real.reshape(1, -1), (batch, real.size))
+        negatives = real.reshape(-1)
+    ids = None
     if mask_duplicates:
-        left_ids, right_ids = text_ids(left_tokens), text_ids(right_tokens)
-        rights &= ~(_same(left_ids, left_ids) | _same(right_ids, right_ids))
-        if negatives is not None:
-            ids = text_ids(negative_tokens).reshape(-1, 2)
-            negatives &= ~_same(right_ids, ids)
-    mask = CandidateMask(rights, negatives, rows)
-    if in_batch is not None:
-        mask = _without_others(mask, in_batch)
-    own = jnp.eye(batch, dtype=bool)
-    lefts = None if mask.lefts is None else mask.lefts | own
-    if own_right_only:
-        lefts = mask.rights | own if lefts is None else lefts
-        mask = mask._replace(rights=own)
-    return mask._replace(rights=mask.rights | own, lefts=lefts)
-
-
-def _without_others(mask: CandidateMask, in_batch: Bool[Array, " B"]) -> CandidateMask:
-    """Leaves rows that are not ``in_batch`` their own hard negatives alone."""
-    negatives = mask.negatives
-    if negatives is not None:
-        batch = len(in_batch)
-        own = jnp.repeat(
-            jnp.eye(batch, dtype=bool), negatives.shape[1] // batch, axis=1
-        )
-        negatives &= in_batch[:, None] | own
-    return mask._replace(
-        rights=mask.rights & in_batch[:, None],
-        negatives=negatives,
-        lefts=mask.rights & in_batch[None],
-    )
+        negative_ids = None
+        if negative_tokens is not None:
+            negative_ids = text_ids(negative_tokens).reshape(-1, 2)
+        ids = (text_ids(left_tokens), text_ids(right_tokens), negative_ids)
+    return Candidates(rows, negatives, ids, in_batch)
 
 
 def text_ids(tokens: Int[Array, "*lead L"]) -> UInt32[Array, "*lead 2"]:

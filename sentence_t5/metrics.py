@@ -13,16 +13,19 @@ from sentence_t5 import losses
 
 def contrastive_metrics(
     output: losses.ContrastiveOutput,
-    mask: losses.CandidateMask,
+    rows: Bool[Array, " B"],
     right: Float[Array, "B E"],
+    *,
+    block_rows: int | None = None,
 ) -> dict[str, Float[Array, ""]]:
     """Summarises one batch.
 
     Args:
         output: from ``losses.contrastive_loss``.
-        mask: the mask that the loss used.
+        rows: True for real pairs.
         right: right embeddings, of which uniformity is taken (they are gathered for the
             loss anyway).
+        block_rows: see ``losses.LossConfig``.
 
     Returns:
         ``accuracy`` and ``mrr`` of the positive among the candidates that count, where
@@ -30,49 +33,59 @@ def contrastive_metrics(
         ``positive_cosine`` and ``negative_cosine``; ``alignment``; ``uniformity``;
         ``negatives_per_query``: how many candidates a row was told apart from.
     """
-    others = mask.rights & ~jnp.eye(mask.rights.shape[0], dtype=bool)
-    positive = jnp.diagonal(output.right_cosines)
-    ahead = _count(others & (output.right_cosines >= positive[:, None]))
-    num_others = _count(others)
-    other_sum = _row_sum(others, output.right_cosines)
-    if output.negative_cosines is not None:
-        negative_ahead = output.negative_cosines >= positive[:, None]
-        ahead += _count(mask.negatives & negative_ahead)
-        num_others += _count(mask.negatives)
-        other_sum += _row_sum(mask.negatives, output.negative_cosines)
-    rows = mask.rows
-    total_others = jnp.maximum(jnp.sum(jnp.where(rows, num_others, 0)), 1)
+    total_others = jnp.maximum(jnp.sum(jnp.where(rows, output.num_others, 0.0)), 1.0)
+    sum_others = jnp.sum(jnp.where(rows, output.sum_others, 0.0))
     return {
-        "accuracy": _mean(rows, (ahead == 0).astype(jnp.float32)),
-        "mrr": _mean(rows, 1.0 / (1.0 + ahead)),
-        "positive_cosine": _mean(rows, positive),
-        "negative_cosine": jnp.sum(jnp.where(rows, other_sum, 0.0)) / total_others,
+        "accuracy": _mean(rows, (output.num_ahead == 0).astype(jnp.float32)),
+        "mrr": _mean(rows, 1.0 / (1.0 + output.num_ahead)),
+        "positive_cosine": _mean(rows, output.positives),
+        "negative_cosine": sum_others / total_others,
         # ||l - r||² = 2 - 2 l·r for unit vectors.
-        "alignment": _mean(rows, 2.0 - 2.0 * positive),
-        "uniformity": uniformity(right, rows),
-        "negatives_per_query": _mean(rows, num_others.astype(jnp.float32)),
+        "alignment": _mean(rows, 2.0 - 2.0 * output.positives),
+        # Without the stop, differentiation would keep every block for a gradient that
+        # nobody asks for.
+        "uniformity": uniformity(
+            jax.lax.stop_gradient(right), rows, block_rows=block_rows
+        ),
+        "negatives_per_query": _mean(rows, output.num_others),
     }
 
 
 def uniformity(
-    embeddings: Float[Array, "B E"], rows: Bool[Array, " B"]
+    embeddings: Float[Array, "B E"],
+    rows: Bool[Array, " B"],
+    *,
+    block_rows: int | None = None,
 ) -> Float[Array, ""]:
     """Returns ``log mean exp(-2 ||x_i - x_j||²)`` over all i ≠ j.
 
     Args:
         embeddings: unit vectors.
         rows: True for the vectors that count.
+        block_rows: see ``losses.LossConfig``.
 
     Returns:
         0 when all vectors are equal, about -4 when they are spread evenly; 0 for fewer
         than two vectors.
     """
-    cosines = jnp.einsum("ie,je->ij", embeddings, embeddings, precision="highest")
-    pairs = rows[:, None] & rows[None] & ~jnp.eye(rows.shape[0], dtype=bool)
-    potentials = jnp.exp(-2.0 * (2.0 - 2.0 * cosines))
-    num_pairs = jnp.sum(pairs)
-    total = jnp.sum(jnp.where(pairs, potentials, 0.0))
-    return jnp.where(num_pairs > 0, jnp.log(total / jnp.maximum(num_pairs, 1)), 0.0)
+    numbers = jnp.arange(rows.shape[0])
+
+    def total_of(some):
+        x, real, index = some
+        cosines = jnp.einsum("ie,je->ij", x, embeddings, precision="highest")
+        pairs = real[:, None] & rows[None] & (index[:, None] != numbers)
+        return jnp.sum(jnp.where(pairs, jnp.exp(-2.0 * (2.0 - 2.0 * cosines)), 0.0))
+
+    every = (embeddings, rows, numbers)
+    if block_rows is None:
+        total = total_of(every)
+    else:
+        num_blocks = rows.shape[0] // block_rows
+        blocks = [losses.split_rows(x, num_blocks) for x in every]
+        total = jnp.sum(jax.lax.map(total_of, blocks))
+    count = jnp.sum(rows, dtype=jnp.float32)
+    num_pairs = count * (count - 1.0)
+    return jnp.where(num_pairs > 0, jnp.log(total / jnp.maximum(num_pairs, 1.0)), 0.0)
 
 
 def tree_norms(tree) -> Float[Array, " leaves"]:
@@ -81,14 +94,6 @@ def tree_norms(tree) -> Float[Array, " leaves"]:
         [jnp.sqrt(jnp.sum(jnp.square(x.astype(jnp.float32))))
          for x in jax.tree.leaves(tree)]
     )  # fmt: skip
-
-
-def _count(mask: Bool[Array, "B C"]) -> Float[Array, " B"]:
-    return jnp.sum(mask, axis=1, dtype=jnp.float32)
-
-
-def _row_sum(mask: Bool[Array, "B C"], x: Float[Array, "B C"]) -> Float[Array, " B"]:
-    return jnp.sum(jnp.where(mask, x, 0.0), axis=1)
 
 
 def _mean(rows: Bool[Array, " B"], x: Float[Array, " B"]) -> Float[Array, ""]:

@@ -108,7 +108,8 @@ class Partitioner:
         devices = jax.devices() if self._devices is None else self._devices
         sizes = self._config.sizes(len(devices))
         # Other platforms number their hosts as slices, or don't number any.
-        slices = len({d.slice_index for d in devices if d.platform == "tpu"}) or 1
+        tpus = [d for d in devices if d.platform == "tpu"]
+        slices = len({getattr(d, "slice_index", 0) for d in tpus}) or 1
         if slices != self._config.num_slices:
             raise ValueError(
                 f"The devices lie on {slices} slice(s), MeshConfig.num_slices is "

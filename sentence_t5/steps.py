@@ -227,6 +227,7 @@ class Trainer:
             groups,
             num_chunks=self._num_chunks(groups[0].tokens.shape[0]),
             partitioner=self.partitioner,
+            reduction_dtype=self.model.encoder.t5.reduction_dtype,
         )
 
     def _num_chunks(self, batch_size: int) -> int:
@@ -265,7 +266,7 @@ class Trainer:
     ) -> tuple[Float[Array, ""], Metrics]:
         config = self.model.loss
         left, right, negatives = ungroup(groups, names.NEGATIVE_TOKENS in batch)
-        mask = losses.candidate_mask(
+        candidates = losses.make_candidates(
             batch[names.LEFT_TOKENS],
             batch[names.RIGHT_TOKENS],
             batch.get(names.NEGATIVE_TOKENS),
@@ -273,17 +274,20 @@ class Trainer:
             row_mask=batch.get(names.ROW_MASK),
             in_batch=batch.get(names.IN_BATCH),
             mask_duplicates=config.mask_duplicates,
-            own_right_only=config.own_right_only,
         )
         output = losses.contrastive_loss(
             left,
             right,
             negatives,
-            mask,
+            candidates,
             logit_scale=config.logit_scale,
             bidirectional=config.bidirectional,
+            block_rows=config.block_rows,
+            own_right_only=config.own_right_only,
         )
-        values = metrics.contrastive_metrics(output, mask, right)
+        values = metrics.contrastive_metrics(
+            output, candidates.rows, right, block_rows=config.block_rows
+        )
         return output.loss, {"loss": output.loss} | values
 
     def _embed_groups(

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sentence_t5 import encoder, losses, partitioning
+from sentence_t5 import encoder, losses, metrics, partitioning
 
 B, E = 6, 5
 SCALE = 20.0
@@ -104,7 +104,13 @@ def differences(loss, arrays, step=1e-5):
 
 
 @functools.partial(
-    jax.jit, static_argnames=("bidirectional", "mask_duplicates", "own_right_only")
+    jax.jit,
+    static_argnames=(
+        "bidirectional",
+        "mask_duplicates",
+        "block_rows",
+        "own_right_only",
+    ),
 )
 def loss_and_gradients(
     left,
@@ -117,20 +123,23 @@ def loss_and_gradients(
     scale=SCALE,
     bidirectional=True,
     mask_duplicates=False,
-    **more,
+    block_rows=None,
+    own_right_only=False,
+    in_batch=None,
 ):
-    mask = losses.candidate_mask(
+    candidates = losses.make_candidates(
         *tokens,
         negative_mask=negative_mask,
         row_mask=row_mask,
+        in_batch=in_batch,
         mask_duplicates=mask_duplicates,
-        **more,
     )
 
     def loss(left, right, negatives):
         return losses.contrastive_loss(
-            left, right, negatives, mask,
-            logit_scale=scale, bidirectional=bidirectional,
+            left, right, negatives, candidates,
+            logit_scale=scale, bidirectional=bidirectional, block_rows=block_rows,
+            own_right_only=own_right_only,
         ).loss  # fmt: skip
 
     return jax.value_and_grad(loss, (0, 1, 2))(left, right, negatives)
@@ -173,6 +182,69 @@ def test_value_and_gradients_equal_brute_force(num_negatives, bidirectional, mas
         assert np.isfinite(ours).all()
 
 
+@pytest.mark.parametrize("block_rows", [1, 2, 3, 6])
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_walked_in_blocks_it_is_the_same(block_rows, bidirectional):
+    arguments = (*make_embeddings(3), make_tokens(3), NEGATIVE_MASK, ROW_MASK)
+    options = {"bidirectional": bidirectional, "mask_duplicates": True}
+    loss, gradients = loss_and_gradients(*arguments, **options)
+    walked = loss_and_gradients(*arguments, **options, block_rows=block_rows)
+    np.testing.assert_allclose(walked[0], loss, rtol=1e-6)
+    for ours, theirs in zip(walked[1], gradients, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-6 * np.abs(theirs).max())
+
+
+def test_blocks_of_a_batch_of_512():
+    rng = np.random.default_rng(1)
+    left, right = rng.normal(size=(2, 512, 16)).astype(np.float32)
+    negatives = rng.normal(size=(512, 1, 16)).astype(np.float32)
+    embeddings = [
+        x / np.linalg.norm(x, axis=-1, keepdims=True) for x in (left, right, negatives)
+    ]
+    texts = rng.integers(1, 300, (3, 512, 1))  # Some of them the same.
+    tokens = (texts[0], texts[1], texts[2][:, None])
+    masks = (rng.random((512, 1)) < 0.8, rng.random(512) < 0.9)
+    options = {"scale": 100.0, "mask_duplicates": True}
+    whole = loss_and_gradients(*embeddings, tokens, *masks, **options)
+    blocks = loss_and_gradients(*embeddings, tokens, *masks, **options, block_rows=64)
+    np.testing.assert_allclose(blocks[0], whole[0], rtol=1e-6)
+    for ours, theirs in zip(blocks[1], whole[1], strict=True):
+        assert np.linalg.norm(ours - theirs) < 1e-5 * np.linalg.norm(theirs)
+
+
+def largest_array(jaxpr) -> int:
+    """Returns the elements of the largest array that any equation makes.
+
+    It is that of two words of a text's hash for each row and column.
+    """
+    sizes = [0]
+    for eqn in jaxpr.eqns:
+        sizes += [np.prod(v.aval.shape, dtype=int) for v in eqn.outvars]
+        sizes += map(largest_array, jax.extend.core.jaxprs_in_params(eqn.params))
+    return max(sizes)
+
+
+@pytest.mark.parametrize(
+    ("block_rows", "limit"), [(None, 512 * 512 * 2), (64, 64 * 512 * 2)]
+)
+def test_in_blocks_no_array_is_of_all_logits(block_rows, limit):
+    def loss(left, right):
+        tokens = 1 + jnp.arange(512)[:, None]
+        candidates = losses.make_candidates(tokens, tokens, mask_duplicates=True)
+        output = losses.contrastive_loss(
+            left, right, None, candidates,
+            logit_scale=SCALE, bidirectional=True, block_rows=block_rows,
+        )  # fmt: skip
+        values = metrics.contrastive_metrics(
+            output, candidates.rows, right, block_rows=block_rows
+        )
+        return output.loss, values
+
+    sides = [jax.ShapeDtypeStruct((512, 2), jnp.float32)] * 2
+    traced = jax.make_jaxpr(jax.value_and_grad(loss, (0, 1), has_aux=True))(*sides)
+    assert limit / 4 < largest_array(traced.jaxpr) <= limit
+
+
 def brute_force_of_fewer(
     left, right, negatives, *, own_right_only, in_batch, rows, negative_mask
 ):
@@ -198,9 +270,10 @@ def brute_force_of_fewer(
     return total / sum(rows)
 
 
+@pytest.mark.parametrize("block_rows", [None, 2])
 @pytest.mark.parametrize("some_alone", [False, True])
 @pytest.mark.parametrize("own_right_only", [False, True])
-def test_fewer_candidates_equal_brute_force(own_right_only, some_alone):
+def test_fewer_candidates_equal_brute_force(own_right_only, some_alone, block_rows):
     embeddings = make_embeddings(3)
     in_batch = np.array([1, 0, 1, 1, 0, 0] if some_alone else [1] * B, bool)
     loss, gradients = loss_and_gradients(
@@ -210,6 +283,7 @@ def test_fewer_candidates_equal_brute_force(own_right_only, some_alone):
         ROW_MASK,
         own_right_only=own_right_only,
         in_batch=in_batch if some_alone else None,
+        block_rows=block_rows,
     )
     expected = functools.partial(
         brute_force_of_fewer,
@@ -225,9 +299,13 @@ def test_fewer_candidates_equal_brute_force(own_right_only, some_alone):
 
 
 def test_own_right_alone_is_no_contrast():
-    left, right, _ = make_tokens(1)
+    left, right, _ = make_embeddings(1)
+    candidates = losses.make_candidates(*make_tokens(1)[:2])
     with pytest.raises(ValueError, match="hard negatives, and the batch has none"):
-        losses.candidate_mask(left, right, own_right_only=True)
+        losses.contrastive_loss(
+            left, right, None, candidates,
+            logit_scale=SCALE, bidirectional=True, own_right_only=True,
+        )  # fmt: skip
 
 
 def test_temperature_of_the_papers():
@@ -256,26 +334,39 @@ def test_two_pairs_by_hand():
 
 
 @functools.partial(jax.jit, static_argnames=("bidirectional",))
-def one_loss(left, right, negatives=None, *, scale=1.0, bidirectional=True, mask=None):
-    if mask is None:
+def one_loss(
+    left, right, negatives=None, *, scale=1.0, bidirectional=True, candidates=None
+):
+    if candidates is None:
         tokens = 1 + np.arange(left.shape[0])[:, None]
         shape = None if negatives is None else negatives.shape[:2]
         other = None if shape is None else np.full((*shape, 1), 99)
-        mask = losses.candidate_mask(tokens, tokens, other)
+        candidates = losses.make_candidates(tokens, tokens, other)
     return losses.contrastive_loss(
-        left, right, negatives, mask, logit_scale=scale, bidirectional=bidirectional
+        left,
+        right,
+        negatives,
+        candidates,
+        logit_scale=scale,
+        bidirectional=bidirectional,
     ).loss
+
+
+def mask_of(*tokens, **masks):
+    """Returns the mask of all rows."""
+    own = np.eye(len(tokens[0]), dtype=bool)
+    return losses.make_candidates(*tokens, **masks).mask(own)
 
 
 def test_no_masks_mean_that_all_counts():
     left, right, negatives = make_tokens(3)
-    without = losses.candidate_mask(left, right, negatives)
-    with_ones = losses.candidate_mask(
+    without = mask_of(left, right, negatives)
+    with_ones = mask_of(
         left, right, negatives,
         negative_mask=np.ones((B, 3), bool), row_mask=np.ones(B, bool),
     )  # fmt: skip
     assert without.lefts is None and with_ones.lefts is None
-    for ours, theirs in zip(without[:3], with_ones[:3], strict=True):
+    for ours, theirs in zip(without[:2], with_ones[:2], strict=True):
         assert ours.all()
         np.testing.assert_array_equal(ours, theirs)
     assert without.rights.shape == (B, B)
@@ -286,8 +377,8 @@ def test_no_negatives_and_none_are_the_same():
     left, right, negatives = make_embeddings(0)
     assert negatives.shape == (B, 0, E)
     tokens = make_tokens(0)
-    mask = losses.candidate_mask(*tokens)
-    empty = one_loss(left, right, negatives, scale=SCALE, mask=mask)
+    candidates = losses.make_candidates(*tokens)
+    empty = one_loss(left, right, negatives, scale=SCALE, candidates=candidates)
     none = one_loss(left, right, None, scale=SCALE)
     assert float(none) > 0.1
     np.testing.assert_allclose(empty, none, rtol=1e-6)
@@ -371,8 +462,12 @@ def test_duplicate_positives_leave_a_floor_unless_masked(num_devices):
 
     @functools.partial(jax.jit, static_argnums=2)
     def losses_of(vectors, tokens, mask_duplicates):
-        mask = losses.candidate_mask(tokens, tokens, mask_duplicates=mask_duplicates)
-        loss = functools.partial(one_loss, vectors, vectors, scale=20.0, mask=mask)
+        candidates = losses.make_candidates(
+            tokens, tokens, mask_duplicates=mask_duplicates
+        )
+        loss = functools.partial(
+            one_loss, vectors, vectors, scale=20.0, candidates=candidates
+        )
         return loss(bidirectional=False), loss(bidirectional=True)
 
     vectors, tokens = jax.device_put((vectors, tokens), partitioner.batch_sharding)
@@ -389,9 +484,9 @@ def test_several_positives_of_an_anchor_are_no_negatives_of_each_other():
     lefts = np.array([[5, 1], [5, 1], [6, 1]])
     rights = np.array([[7, 1], [8, 1], [9, 1]])
     negatives = np.array([[[8, 1]], [[4, 1]], [[9, 1]]])
-    unmasked = losses.candidate_mask(lefts, rights, negatives)
+    unmasked = mask_of(lefts, rights, negatives)
     assert unmasked.rights.all() and unmasked.negatives.all()
-    mask = losses.candidate_mask(lefts, rights, negatives, mask_duplicates=True)
+    mask = mask_of(lefts, rights, negatives, mask_duplicates=True)
     np.testing.assert_array_equal(mask.rights, [[1, 0, 1], [0, 1, 1], [1, 1, 1]])
     # A negative that is the text of one's own positive is none.
     np.testing.assert_array_equal(mask.negatives, [[1, 1, 1], [0, 1, 1], [1, 1, 0]])
@@ -399,7 +494,7 @@ def test_several_positives_of_an_anchor_are_no_negatives_of_each_other():
 
 def test_a_left_text_equal_to_its_right_text_stays_a_positive():
     tokens = np.array([[5, 1], [6, 1]])
-    mask = losses.candidate_mask(tokens, tokens[::-1], mask_duplicates=True)
+    mask = mask_of(tokens, tokens[::-1], mask_duplicates=True)
     assert mask.rights.all()
 
 
@@ -515,6 +610,19 @@ def test_scale_must_be_positive(scale):
         losses.LossConfig(logit_scale=scale)
 
 
+def test_blocks_must_divide_the_batch():
+    with pytest.raises(ValueError, match=r"block_rows.*0.*positive.*None"):
+        losses.LossConfig(block_rows=0)
+    with pytest.raises(ValueError, match=r"block_rows is 4.*divide.*6"):
+        loss_and_gradients(
+            *make_embeddings(1),
+            make_tokens(1),
+            NEGATIVE_MASK[:, :1],
+            ROW_MASK,
+            block_rows=4,
+        )
+
+
 def test_default_is_temperature_one_hundredth():
     assert losses.LossConfig().logit_scale == pytest.approx(1 / 0.01)
 
@@ -523,6 +631,6 @@ def test_sides_must_match():
     left, right, negatives = make_embeddings(1)
     with pytest.raises(ValueError, match=r"\(6, 5\) and \(5, 5\)"):
         one_loss(left, right[1:])
-    mask = losses.candidate_mask(*make_tokens(1))
+    candidates = losses.make_candidates(*make_tokens(1))
     with pytest.raises(ValueError, match=r"\(5, 1, 5\), expected \[B, N, E\]"):
-        one_loss(left, right, negatives[1:], mask=mask)
+        one_loss(left, right, negatives[1:], candidates=candidates)

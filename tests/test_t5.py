@@ -294,6 +294,37 @@ def test_bfloat16_agrees_with_float32(encoded):
         assert ours @ theirs / norms > 0.999
 
 
+def test_wide_gradients_keep_what_bfloat16_rounds():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(2, 9, 16)).astype(np.float32)
+    tokens = np.array([[3, 5, 5], [5, 7, 0]])
+
+    def gradients(**dtypes):
+        cfg = t5_config.T5Config(vocab_size=8, d_model=16, d_ff=32, **dtypes)
+        mlp, embedder = layers.MLP(cfg), layers.TokenEmbedder(cfg)
+        params = nn.unbox(
+            [mlp.init(jax.random.key(0), x), embedder.init(jax.random.key(1), tokens)]
+        )
+
+        def loss(params):
+            out = mlp.apply(params[0], x.astype(cfg.dtype)).astype(np.float32)
+            embedded = embedder.apply(params[1], tokens).astype(np.float32)
+            return jnp.sum(jnp.sin(out)) + jnp.sum(jnp.sin(3.0 * embedded))
+
+        return jax.tree.leaves(jax.grad(loss)(params))
+
+    for wide, narrow in zip(
+        gradients(dtype="bfloat16", grad_dtype="float32"),
+        gradients(dtype="bfloat16"),
+        strict=True,
+    ):
+        # The same sums: rounded to bfloat16, or not.
+        assert wide.dtype == narrow.dtype == jnp.float32
+        np.testing.assert_array_equal(narrow.astype(jnp.bfloat16), narrow)
+        assert np.any(wide.astype(jnp.bfloat16) != wide)
+        np.testing.assert_allclose(wide, narrow, rtol=0.02, atol=0.02)
+
+
 @pytest.mark.parametrize(
     "field, value, message",
     [
@@ -303,6 +334,7 @@ def test_bfloat16_agrees_with_float32(encoded):
         ("relpos_max_distance", 4, "more than half the buckets"),
         ("dropout_rate", 1.0, r"in \[0, 1\)"),
         ("d_model", 0, "at least 1"),
+        ("grad_dtype", "bfloat16", "'float32', or None"),
         ("remat", "some", "one of"),
     ],
 )

@@ -46,13 +46,13 @@ class Dense(nn.Module):
         features: width of the output.
         axes: logical names of the kernel's two axes.
         kernel_init: initialiser of the kernel, which is kept in float32.
-        dtype: of the product.
+        config: has the dtypes of the product and of the kernel's gradient.
     """
 
     features: int
     axes: tuple[str, str]
     kernel_init: nn.initializers.Initializer
-    dtype: str
+    config: t5_config.T5Config
 
     @nn.compact
     def __call__(self, x: Float[Array, "... I"]) -> Float[Array, "... O"]:
@@ -64,10 +64,38 @@ class Dense(nn.Module):
             jnp.float32,
         )
         # As one matrix: XLA's CPU backend transposes less, and TPUs don't mind.
-        rows = x.astype(self.dtype).reshape(-1, x.shape[-1])
-        return jnp.dot(rows, kernel.astype(self.dtype)).reshape(
-            *x.shape[:-1], self.features
-        )
+        rows = x.astype(self.config.dtype).reshape(-1, x.shape[-1])
+        narrow = self.config.reduction_dtype == self.config.dtype
+        product = _narrow_product if narrow else _wide_gradient_product
+        return product(rows, kernel).reshape(*x.shape[:-1], self.features)
+
+
+def _narrow_product(
+    rows: Float[Array, "M I"], kernel: Float[Array, "I O"]
+) -> Float[Array, "M O"]:
+    """Multiplies in the rows' dtype, and so does the gradient."""
+    return jnp.dot(rows, kernel.astype(rows.dtype))
+
+
+@jax.custom_vjp
+def _wide_gradient_product(
+    rows: Float[Array, "M I"], kernel: Float[Array, "I O"]
+) -> Float[Array, "M O"]:
+    """Multiplies in the rows' dtype; the kernel's gradient keeps its float32 sums."""
+    return _narrow_product(rows, kernel)
+
+
+def _wide_forward(rows, kernel):
+    return _narrow_product(rows, kernel), (rows, kernel)
+
+
+def _wide_backward(residuals, cotangent):
+    rows, kernel = residuals
+    to_rows = jnp.dot(cotangent, kernel.astype(rows.dtype).T)
+    return to_rows, jnp.dot(rows.T, cotangent, preferred_element_type=jnp.float32)
+
+
+_wide_gradient_product.defvjp(_wide_forward, _wide_backward)
 
 
 class RMSNorm(nn.Module):
@@ -138,16 +166,14 @@ class MLP(nn.Module):
         gates = []
         for i, activation in enumerate(cfg.mlp_activations):
             name = f"wi_{i}" if gated else "wi"
-            h = Dense(
-                cfg.d_ff, (names.EMBED, names.MLP), _mlp_init, cfg.dtype, name=name
-            )(x)
+            h = Dense(cfg.d_ff, (names.EMBED, names.MLP), _mlp_init, cfg, name=name)(x)
             gates.append(_ACTIVATION_FNS[activation](h))
         h = math.prod(gates[1:], start=gates[0])
         h = logical_constraint(h, names.ACT_BATCH, names.ACT_LENGTH, names.ACT_MLP)
         h = Dropout(cfg.dropout_rate)(h, dropout_rows)
-        return Dense(
-            cfg.d_model, (names.MLP, names.EMBED), _mlp_init, cfg.dtype, name="wo"
-        )(h)
+        return Dense(cfg.d_model, (names.MLP, names.EMBED), _mlp_init, cfg, name="wo")(
+            h
+        )
 
 
 class Attention(nn.Module):
@@ -181,7 +207,7 @@ class Attention(nn.Module):
 
         def project(name, source, init=_attention_init):
             dense = Dense(
-                cfg.inner_dim, (names.EMBED, names.HEADS), init, cfg.dtype, name=name
+                cfg.inner_dim, (names.EMBED, names.HEADS), init, cfg, name=name
             )
             split = dense(source).reshape(
                 *source.shape[:-1], cfg.num_heads, cfg.head_dim
@@ -201,7 +227,7 @@ class Attention(nn.Module):
         out = jnp.einsum("bhqm,bmhk->bqhk", weights, value)
         out = logical_constraint(out, *heads)
         return Dense(
-            cfg.d_model, (names.HEADS, names.EMBED), _attention_init, cfg.dtype,
+            cfg.d_model, (names.HEADS, names.EMBED), _attention_init, cfg,
             name="out",
         )(out.reshape(*x.shape[:-1], cfg.inner_dim))  # fmt: skip
 
@@ -307,5 +333,6 @@ class TokenEmbedder(nn.Module):
         )
         # Whole rows on every device: a lookup in split rows would be gathered for the
         # global batch and then thrown away.
-        table = logical_constraint(table.astype(cfg.dtype), names.VOCAB, None)
-        return constrain_hidden(jnp.take(table, tokens, axis=0))
+        table = logical_constraint(table.astype(cfg.reduction_dtype), names.VOCAB, None)
+        hidden = jnp.take(table, tokens, axis=0).astype(cfg.dtype)
+        return constrain_hidden(hidden)
