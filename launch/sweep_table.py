@@ -46,12 +46,7 @@ class Progress:
 def read_progress(model_dir: str) -> Progress:
     """Reads a run's folder, which need not be there."""
     folder = checkpoint_files.absolute(model_dir)
-    checkpoints = folder / checkpoint_files.CHECKPOINTS_DIR
-    whole = [
-        step
-        for step in checkpoint_files.list_steps(checkpoints)
-        if checkpoint_files.problem(checkpoints / str(step)) is None
-    ]
+    whole = checkpoint_files.whole_steps(folder)
     rates, losses, scores = [], [], {}
     for line in _lines(folder / _METRICS_FILE):
         rates += [line[_RATE]] if _RATE in line else []

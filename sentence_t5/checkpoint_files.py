@@ -7,6 +7,10 @@
         300.orbax-checkpoint-tmp/         a save that was interrupted
         250.broken/                       could not be read, set aside
 
+Under T5X's own train.py the steps lie in model_dir itself, in T5X's layout:
+
+      checkpoint_200/ state/ dataset/     committed; the parameters are state's "target"
+
 A folder is a checkpoint once its metadata hold the time of the commit. Paths may lie in
 a bucket (``gs://``).
 """
@@ -23,6 +27,10 @@ PARAMS = "params"
 TRAIN = "train"
 META = "meta"
 ITEMS = (PARAMS, TRAIN, META)
+T5X_PREFIX = "checkpoint_"
+T5X_STATE = "state"
+# Where T5X's state has the parameters.
+T5X_PARAMS = "target"
 
 _UNFINISHED = ".orbax-checkpoint-tmp"
 _BROKEN = ".broken"
@@ -43,6 +51,47 @@ def list_steps(root: epath.Path) -> list[int]:
     if not root.exists():
         return []
     return sorted(int(p.name) for p in root.iterdir() if _is_step(p.name))
+
+
+def list_t5x_steps(model_dir: epath.Path) -> list[int]:
+    """Returns the steps that T5X's train.py saved, whole or not, ascending."""
+    if not model_dir.exists():
+        return []
+    names = [p.name.removeprefix(T5X_PREFIX) for p in model_dir.glob(f"{T5X_PREFIX}*")]
+    return sorted(int(name) for name in names if _is_step(name))
+
+
+def whole_steps(model_dir: epath.Path) -> list[int]:
+    """Returns the steps of a run that are whole, whichever engine saved them."""
+    root = model_dir / CHECKPOINTS_DIR
+    ours = [s for s in list_steps(root) if problem(root / str(s)) is None]
+    return sorted(
+        ours
+        + [
+            step
+            for step in list_t5x_steps(model_dir)
+            if problem(model_dir / f"{T5X_PREFIX}{step}", (T5X_STATE,)) is None
+        ]
+    )
+
+
+def check_engine(model_dir: str | os.PathLike, *, is_t5x: bool) -> None:
+    """Refuses a folder whose checkpoints the other engine saved.
+
+    Raises:
+        ValueError: it holds some; a run would start anew beside them.
+    """
+    folder = absolute(model_dir)
+    other = list_steps(folder / CHECKPOINTS_DIR) if is_t5x else list_t5x_steps(folder)
+    if other:
+        saved_by, starts = "T5X's train.py", "sentence_t5.train"
+        if is_t5x:
+            saved_by, starts = starts, saved_by
+        raise ValueError(
+            f"{folder} has {other[-1]} steps saved by {saved_by}, which {starts} can't "
+            "go on from. Go on with the former, or take another model_dir; "
+            "INITIAL_CHECKPOINT_PATH starts it from these weights."
+        )
 
 
 def list_unfinished(root: epath.Path) -> list[epath.Path]:
@@ -104,12 +153,13 @@ def find_params(
 
     Args:
         path: a model_dir, its ``checkpoints`` folder, one step's folder, or the
-            ``params`` item in it.
+            ``params`` item in it; or a model_dir or a step's folder of T5X's.
         step: the step to take from a model_dir; the newest whole one by default.
 
     Returns:
-        The item's folder, its step (None if the folders don't say), and a line for
-        each newer step that was passed over.
+        The item's folder (``state`` of a T5X checkpoint, see ``params_key``), its step
+        (None if the folders don't say), and a line for each newer step that was passed
+        over.
 
     Raises:
         FileNotFoundError: no checkpoint there, or not this step.
@@ -120,13 +170,17 @@ def find_params(
         raise FileNotFoundError(f"No checkpoint at {base}: there is no such folder.")
     if (base / _TREE_METADATA).exists():
         return base, _check_step(base, base.parent.name, step), []
-    if (base / PARAMS).exists():
-        found = _check_step(base, base.name, step)
-        _raise_if_broken(base)
-        return base / PARAMS, found, []
+    is_t5x = base.name.startswith(T5X_PREFIX)
+    item = T5X_STATE if is_t5x else PARAMS
+    if (base / item).exists():
+        found = _check_step(base, base.name.removeprefix(T5X_PREFIX), step)
+        _raise_if_broken(base, item)
+        return base / item, found, []
     nested = base / CHECKPOINTS_DIR
     root = nested if nested.exists() else base
-    steps = list_steps(root)
+    prefix, item, steps = "", PARAMS, list_steps(root)
+    if not steps and list_t5x_steps(base):
+        root, prefix, item, steps = base, T5X_PREFIX, T5X_STATE, list_t5x_steps(base)
     if not steps:
         raise FileNotFoundError(
             f"No checkpoint in {root}. Expected a model_dir with {CHECKPOINTS_DIR}/"
@@ -138,15 +192,25 @@ def find_params(
             raise FileNotFoundError(
                 f"No step {step} in {root}; there are {', '.join(map(str, steps))}."
             )
-        _raise_if_broken(root / str(step))
-        return root / str(step) / PARAMS, step, []
+        _raise_if_broken(root / f"{prefix}{step}", item)
+        return root / f"{prefix}{step}" / item, step, []
     passed_over = []
     for candidate in reversed(steps):
-        reason = problem(root / str(candidate), (PARAMS,))
+        step_dir = root / f"{prefix}{candidate}"
+        reason = problem(step_dir, (item,))
         if reason is None:
-            return root / str(candidate) / PARAMS, candidate, passed_over
-        passed_over.append(f"{root / str(candidate)}: {reason}")
+            return step_dir / item, candidate, passed_over
+        passed_over.append(f"{step_dir}: {reason}")
     raise ValueError(f"No checkpoint in {root} is whole: {'; '.join(passed_over)}.")
+
+
+def params_key(folder: epath.Path) -> str | None:
+    """Returns where in an item's tree the parameters are; None if they are all of it.
+
+    Args:
+        folder: from ``find_params``.
+    """
+    return T5X_PARAMS if folder.name == T5X_STATE else None
 
 
 def find_model_dir(path: str | os.PathLike, description_file: str) -> epath.Path:
@@ -173,7 +237,7 @@ def _check_step(base: epath.Path, name: str, step: int | None) -> int | None:
     return found
 
 
-def _raise_if_broken(step_dir: epath.Path) -> None:
-    reason = problem(step_dir, (PARAMS,))
+def _raise_if_broken(step_dir: epath.Path, item: str) -> None:
+    reason = problem(step_dir, (item,))
     if reason:
         raise ValueError(f"The checkpoint {step_dir} is not whole: {reason}.")

@@ -444,6 +444,8 @@ def load_params(
         _logger.warning("Passing over the checkpoint %s.", line)
     with _damage_named(directory):
         stored = _stored_tree(directory)
+    key = files.params_key(directory)
+    stored = stored if key is None else stored[key]
     if expected is not None:
         check_tree(directory, stored, expected)
     if shardings is None:
@@ -457,12 +459,16 @@ def load_params(
             shardings,
         )
     args = ocp.args.PyTreeRestore(restore_args=restore_args)
+    if key is not None:
+        args = ocp.args.PyTreeRestore(
+            item={key: stored}, restore_args={key: restore_args}, partial_restore=True
+        )
     with (
         _damage_named(directory),
         ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader,
     ):
         params = reader.restore(directory, args=args)
-    return params, step
+    return params if key is None else params[key], step
 
 
 def check_tree(where: epath.Path, stored: PyTree, wanted: PyTree) -> None:

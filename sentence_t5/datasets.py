@@ -4,7 +4,8 @@
                          (token_cache)    (batching)
 
 A SeqIO task or mixture defines the examples; their order does not come from SeqIO. A
-mistake that would fail late or, worse, quietly train on the wrong thing fails here.
+mistake that would fail late or, worse, quietly train on the wrong thing fails here: half
+of the module is these checks.
 """
 
 import dataclasses
@@ -25,6 +26,7 @@ from sentence_t5 import (
     token_cache,
     vocabularies,
 )
+from sentence_t5 import tokenizer as tokenizer_lib
 from sentence_t5.tokenized import MixedExamples, TokenizedExamples
 
 _logger = logging.getLogger(__name__)
@@ -252,6 +254,15 @@ def prefetch(
       An iterator of (step, what `put` returned, row ids int64 [b]); close it when done.
     """
     return prefetching.Prefetcher(batches, start_step, put, depth)
+
+
+def tokenizer(cfg: DatasetConfig) -> tokenizer_lib.Tokenizer:
+    """Returns the vocabulary that the task is tokenized with."""
+    task, _ = cfg.tasks()[0]
+    vocabulary = task.output_features[names.INPUTS].vocabulary
+    return tokenizer_lib.Tokenizer(
+        vocabulary.sentencepiece_model_file, vocabulary.extra_ids
+    )
 
 
 def check_token_ids(examples: Examples, vocab_size: int) -> None:

@@ -78,8 +78,9 @@ def write_description(
     check_table(encoder_config, tokenizer)
     content = json.loads(json.dumps(content))
     path = directory / DESCRIPTION_FILE
-    if path.exists() and checkpoint_files.list_steps(
-        directory / checkpoint_files.CHECKPOINTS_DIR
+    if path.exists() and (
+        checkpoint_files.list_steps(directory / checkpoint_files.CHECKPOINTS_DIR)
+        or checkpoint_files.list_t5x_steps(directory)
     ):
         _check_same_encoder(path, json.loads(path.read_text()), content)
     if jax.process_index() == 0:

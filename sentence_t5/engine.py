@@ -3,8 +3,9 @@
 A run file says ``from sentence_t5 import engine`` and binds ``engine.train.model``,
 ``engine.dataset.batch_size`` and so on. gin resolves a binding by the object a name
 points at, so that one file serves two engines: under ``python -m sentence_t5.train``
-the names point at this package's objects, under T5X's own ``train.py`` they will point
-at T5X-backed ones with the same parameters.
+the names point at this package's objects; under T5X's own ``train.py`` they point at
+T5X-backed ones with the same parameters (``t5x_engine``), and ``train`` at the running
+script's function.
 
 Nothing is imported before it is asked for.
 """
@@ -24,10 +25,19 @@ _OURS = {
     "partitioner": ("sentence_t5.partitioning", "Partitioner"),
     "trainer": ("sentence_t5.steps", "Trainer"),
 }
+_T5X = {
+    "train": ("sentence_t5.t5x_engine.launch", "train"),
+    "model": ("sentence_t5.t5x_engine.model", "Model"),
+    "dataset": ("sentence_t5.t5x_engine.data", "DatasetConfig"),
+    "checkpoints": ("sentence_t5.t5x_engine.state", "CheckpointConfig"),
+    "partitioner": ("sentence_t5.t5x_engine.partitioner", "Partitioner"),
+    "trainer": ("sentence_t5.t5x_engine.trainer", "Trainer"),
+}
+_T5X_SCRIPTS = ("train", "main")
 
 
 def running_t5x(main: ModuleType | None = None) -> bool:
-    """Says whether the running script is T5X's ``train.py``.
+    """Says whether the running script is T5X's ``train.py``, or its ``main.py``.
 
     Args:
         main: the ``__main__`` module; the running one by default.
@@ -35,9 +45,30 @@ def running_t5x(main: ModuleType | None = None) -> bool:
     main = main or sys.modules["__main__"]
     spec = getattr(main, "__spec__", None)
     if spec is not None:
-        return spec.name == "t5x.train"
+        return spec.name in [f"t5x.{name}" for name in _T5X_SCRIPTS]
     script = os.path.abspath(getattr(main, "__file__", None) or "")
-    return script.split(os.sep)[-2:] == ["t5x", "train.py"]
+    folder, name = script.split(os.sep)[-2:]
+    return folder == "t5x" and name in [f"{name}.py" for name in _T5X_SCRIPTS]
+
+
+def ours(selector: str) -> Any | None:
+    """Returns this package's own object for a gin selector, whatever engine runs.
+
+    Args:
+        selector: in full, such as ``sentence_t5.engine.model``. T5X's ``train`` is
+            ``__main__.train``.
+
+    Returns:
+        The object; None if the selector is none of the engine's names.
+    """
+    module, _, name = selector.rpartition(".")
+    if module not in (__name__, "__main__") or name not in _OURS:
+        return None
+    return _load(_OURS[name])
+
+
+def _load(where: tuple[str, str]) -> Any:
+    return getattr(importlib.import_module(where[0]), where[1])
 
 
 def __getattr__(name: str) -> Any:
@@ -46,13 +77,10 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(
             f"sentence_t5.engine has no {name!r}; it has {', '.join(_OURS)}."
         )
-    if running_t5x():
-        raise NotImplementedError(
-            "This version of sentence_t5 does not run under T5X's train.py yet. Run "
-            "the same gin file with `python -m sentence_t5.train --gin_file=...`."
-        )
-    module, attribute = _OURS[name]
-    return getattr(importlib.import_module(module), attribute)
+    is_t5x = running_t5x()
+    found = _load((_T5X if is_t5x else _OURS)[name])
+    # T5X calls the function of its own script, whose first mention starts our checks.
+    return found() if is_t5x and name == "train" else found
 
 
 def __dir__() -> list[str]:

@@ -1,9 +1,12 @@
-"""``sentence-t5 evaluate``: score a trained model on STS files.
+"""``sentence-t5 evaluate``: score a trained model on STS files and retrieval sets.
 
     sentence-t5 evaluate --model_dir=runs/mean --sts STSB.dev.tsv STS16.test.tsv
+    sentence-t5 evaluate --model_dir=runs/gtr --beir scifact nfcorpus \
+        --query_length=64 --passage_length=512
 
 Prints a table and, with ``--json``, writes a report that also records what was scored
-how: model, step, pooling, lengths, dtype, row counts and hashes of the files.
+how: model, step, pooling, lengths, dtype, row counts and hashes of the files. Retrieval
+sets are folders in BEIR's layout; ``evaluate_retrieval`` scores them.
 """
 
 import argparse
@@ -18,8 +21,9 @@ from typing import Any
 import jax
 
 import sentence_t5
-from sentence_t5 import inference, instructions
+from sentence_t5 import evaluate_retrieval, inference, instructions, retrieve
 from sentence_t5.evals import sts, sts_sets
+from sentence_t5.tasks import beir_folder
 
 _logger = logging.getLogger(__name__)
 
@@ -45,6 +49,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         # The files first: a bad line should not cost the loading of a model.
         sets = [sts_sets.load_tsv(path, columns) for path in args.sts]
+        collections = [beir_folder.load(folder, args.split) for folder in args.beir]
+        options = retrieve.options_from(
+            args, args.max_length, keep_identical_ids=args.keep_identical_ids
+        )
         model = inference.SentenceT5.load(args.model_dir, args.step, dtype=args.dtype)
         report = make_report(
             model,
@@ -54,12 +62,18 @@ def main(argv: Sequence[str] | None = None) -> int:
             instruction=args.instruction,
             prompt_name=args.prompt_name,
         )
+        report["retrieval"] = [
+            evaluate_retrieval.make_entry(model, collection, options)
+            for collection in collections
+        ]
     except (OSError, ValueError, FloatingPointError) as error:
         print(f"evaluate: {error}", file=sys.stderr)
         return 1
     report["model"]["path"] = os.path.abspath(args.model_dir)
     for path, entry in zip(args.sts, report["sts"], strict=True):
         entry["file"] = os.path.abspath(path)
+    for path, entry in zip(args.beir, report["retrieval"], strict=True):
+        entry["folder"] = os.path.abspath(path)
     print(format_table(report))
     if args.json:
         with open(args.json, "w", encoding="utf-8") as file:
@@ -120,7 +134,8 @@ def make_report(
 
     Returns:
         A JSON-able report: ``model``, ``settings``, one entry per set under ``sts``,
-        and ``average``, the mean over sets of the pooled correlations.
+        and ``average``, the mean over sets of the pooled correlations (None without
+        any).
     """
     max_length = model.max_length if max_length is None else max_length
     prompt = instructions.choose(
@@ -146,7 +161,9 @@ def make_report(
             "prompt": prompt,
         },
         "sts": entries,
-        "average": _average({s.name: r for s, r in zip(sets, results, strict=True)}),
+        "average": _average({s.name: r for s, r in zip(sets, results, strict=True)})
+        if sets
+        else None,
     }
 
 
@@ -178,15 +195,29 @@ def _entry(
 
 
 def format_table(report: Mapping[str, Any]) -> str:
-    """Returns a report as a table for people, Spearman and Pearson × 100."""
+    """Returns a report as tables for people; scores × 100."""
     model, settings = report["model"], report["settings"]
-    lines = [
+    header = (
         f"{model.get('path', 'model')}, step {model['step']}: {model['pooling']} "
-        f"pooling, projection {model['projection_dim']}, {model['dtype']}, max_length "
-        f"{settings['max_length']}, {settings['similarity']} similarity",
-        *([f"prompt: {settings['prompt']!r}"] if settings["prompt"] else []),
-        "",
-    ]
+        f"pooling, projection {model['projection_dim']}, {model['dtype']}"
+    )
+    parts = []
+    if report["sts"]:
+        header += (
+            f", max_length {settings['max_length']}, {settings['similarity']} "
+            "similarity"
+        )
+        if settings["prompt"]:
+            header += f"\nprompt: {settings['prompt']!r}"
+        parts.append(_format_sts(report))
+    if report.get("retrieval"):
+        parts.append(evaluate_retrieval.format_table(report["retrieval"]))
+    return "\n\n".join([header, *parts])
+
+
+def _format_sts(report: Mapping[str, Any]) -> str:
+    """Returns the table of the STS sets, Spearman and Pearson × 100."""
+    lines = []
     rows = [("set", "over", "pairs", "Spearman", "Pearson")]
     for entry in report["sts"]:
         num_subsets = len(entry["subsets"])
@@ -223,11 +254,15 @@ def format_table(report: Mapping[str, Any]) -> str:
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="sentence-t5 evaluate",
-        description="Score a trained model on STS files (UTF-8 TSV with a header).",
+        description="Score a trained model on STS files (UTF-8 TSV with a header) and "
+        "on retrieval sets (folders in BEIR's layout).",
     )
     parser.add_argument("--model_dir", required=True, help="what train wrote")
     parser.add_argument(
-        "--sts", required=True, nargs="+", metavar="TSV", help="files of scored pairs"
+        "--sts", default=[], nargs="+", metavar="TSV", help="files of scored pairs"
+    )
+    parser.add_argument(
+        "--beir", default=[], nargs="+", metavar="DIR", help="retrieval sets"
     )
     parser.add_argument(
         "--step", type=int, help="which checkpoint; the newest by default, 0: untrained"
@@ -244,7 +279,18 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.add_argument(
             f"--{role}_column", metavar="NAME", help="found by its name by default"
         )
-    return parser.parse_args(argv)
+    group = parser.add_argument_group("for --beir")
+    group.add_argument("--split", default="test", help="file of qrels/; test")
+    retrieve.add_flags(group)
+    group.add_argument(
+        "--keep_identical_ids",
+        action="store_true",
+        help="keep passages with the id of the query, which BEIR leaves out",
+    )
+    args = parser.parse_args(argv)
+    if not args.sts and not args.beir:
+        parser.error("nothing to score: pass --sts files or --beir folders.")
+    return args
 
 
 def _describe(model: inference.SentenceT5) -> dict[str, Any]:

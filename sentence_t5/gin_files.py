@@ -19,10 +19,12 @@ from typing import Any
 
 import gin
 
-from sentence_t5 import distributed, gin_checks, gin_explain, gin_reader
+from sentence_t5 import distributed, engine, gin_checks, gin_explain, gin_reader
 from sentence_t5.gin_reader import ConfigError, Key
 
 _ROOT = "engine.train"
+# The same function, by the name that T5X gives it.
+_T5X_ROOT = "__main__.train"
 _USAGE_ERROR = 2
 
 
@@ -120,17 +122,21 @@ class Config:
     usage: gin_checks.Usage
     root: str
 
-    def arguments(self) -> dict[str, Any]:
-        """Locks the configuration and builds the root function's arguments.
+    def arguments(self, *, lock: bool = True) -> dict[str, Any]:
+        """Builds the root function's arguments.
+
+        Args:
+            lock: lock the configuration first, so that nothing changes it any more.
 
         Raises:
             ConfigError: a value is missing, or is refused by what it is given to.
         """
         if self.usage.required:
             raise ConfigError(
-                "\n".join(_missing(key, self.reader) for key in self.usage.required)
+                "\n".join(_missing(key, self) for key in self.usage.required)
             )
-        gin.finalize()
+        if lock:
+            gin.finalize()
         try:
             return gin.get_bindings(self.root)
         except RecursionError as e:
@@ -142,14 +148,20 @@ class Config:
             raise ConfigError(message.strip() + inside) from e
 
     def text(self) -> str:
-        """Writes what is used as one gin file, defaults included, to repeat the run."""
+        """Writes what is used as one gin file, defaults included, to repeat the run.
+
+        The text is the same under both engines, and both read it.
+        """
         table: dict[tuple[str, str], dict[str, Any]] = {}
         for scope, selector, parameter in self.usage.used:
             value = self.reader.bindings[scope, selector, parameter][-1].value
             table.setdefault((scope, selector), {})[parameter] = value
         for (scope, selector, parameter), default in self.defaults().items():
             table.setdefault((scope, selector), {})[parameter] = default
-        return gin.config._config_str(table) + "\n"
+        text = gin.config._config_str(table) + "\n"
+        if self.root == _T5X_ROOT:
+            text = text.replace("import __main__\n", "").replace(self.root, _ROOT)
+        return text
 
     def explain(self, name: str = "") -> str:
         """Says what values are set to, and where; see ``gin_explain``."""
@@ -162,7 +174,7 @@ class Config:
             if selector.startswith("gin."):
                 continue
             partial = ["/".join(scope[:i]) for i in range(len(scope) + 1)]
-            function = gin.config._REGISTRY[selector].wrapped
+            function = engine.ours(selector) or gin.config._REGISTRY[selector].wrapped
             for name, spec in gin_reader.parameters(function).items():
                 is_set = any((p, selector, name) in self.usage.used for p in partial)
                 if not is_set and spec.default is not spec.empty:
@@ -282,7 +294,7 @@ def _read_plain_flags(reader: gin_reader.Reader, flags: argparse.Namespace) -> N
 def _root(reader: gin_reader.Reader) -> str:
     selectors = {selector for _, selector, _ in reader.bindings}
     for selector in selectors:
-        if gin_reader.show_selector(selector) in (_ROOT, "__main__.train"):
+        if gin_reader.show_selector(selector) in (_ROOT, _T5X_ROOT):
             return selector
     raise ConfigError(
         f"The given gin files don't say what to run: none binds {_ROOT}. Start with "
@@ -290,11 +302,17 @@ def _root(reader: gin_reader.Reader) -> str:
     )
 
 
-def _missing(key: Key, reader: gin_reader.Reader) -> str:
+def _missing(key: Key, config: Config) -> str:
     shown = gin_reader.show_key(key)
     flag = _BY_TARGET.get(shown)
-    how = f"--{flag.name}=... ({flag.help})" if flag else f"--gin.{shown}=..."
-    origin = reader.bindings[key][-1].origin
+    if flag is None:
+        how = f"--gin.{shown}=..."
+    elif config.root == _T5X_ROOT:  # Which has no plain flags.
+        value = "\"'...'\"" if flag.kind is str else "..."
+        how = f"--gin.{shown}={value} ({flag.help})"
+    else:
+        how = f"--{flag.name}=... ({flag.help})"
+    origin = config.reader.bindings[key][-1].origin
     return f"{shown} has no value ({origin} leaves it open). Pass {how}."
 
 
@@ -383,7 +401,5 @@ def main(argv: Sequence[str] | None = None, *, command: str = "train") -> int:
     except ConfigError as error:
         print(f"sentence-t5 {command}: error: {error}", file=sys.stderr)
         return _USAGE_ERROR
-    from sentence_t5 import engine
-
     engine.train(**arguments)
     return 0

@@ -23,7 +23,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, Shaped, UInt32
+from jaxtyping import Array, Bool, Float, Shaped
+
+from sentence_t5 import candidate_masks
 
 # Logits of masked candidates: finite, and exp(_MASKED - max) is exactly 0.
 _MASKED = -1e9
@@ -40,20 +42,20 @@ class LossConfig:
         mask_duplicates: leave out candidates that are no negatives at all: another row
             with the same left or the same right text, and hard negatives equal to a
             row's right text. Texts are compared over the whole global batch.
-        block_rows: rows of logits to hold at once, for batches whose [B C] logits don't
-            fit; they are walked twice, once forward and once backward, to the same loss
-            and gradients. None holds all rows.
         own_right_only: leave other rows' right sides out of left → right, so that its
             candidates are a row's own right side and all hard negatives of the batch.
             Source: ``train.py`` of the code published with INSTRUCTOR (Su et al. 2022,
             arXiv 2212.09741); the paper's text describes in-batch negatives.
+        block_rows: rows of logits to hold at once, for batches whose [B C] logits don't
+            fit; they are walked twice, once forward and once backward, to the same loss
+            and gradients. None holds all rows.
     """
 
     logit_scale: float = 100.0
     bidirectional: bool = True
     mask_duplicates: bool = False
-    block_rows: int | None = None
     own_right_only: bool = False
+    block_rows: int | None = None
 
     def __post_init__(self):
         """Checks the numbers.
@@ -71,73 +73,6 @@ class LossConfig:
                 f"LossConfig.block_rows: got {self.block_rows}, expected a positive "
                 "number of rows, or None for all at once."
             )
-
-
-class CandidateMask(NamedTuple):
-    """Which candidates count for some rows; True keeps.
-
-    Attributes:
-        rights: [M B], row i against right side j.
-        negatives: [M B*N], row i against hard negative n of row j at ``j * N + n``.
-        lefts: [M B], left side i as a candidate of right side j, which right → left
-            reads by columns; None means that it is ``rights``.
-    """
-
-    rights: Bool[Array, "M B"]
-    negatives: Bool[Array, "M BN"] | None
-    lefts: Bool[Array, "M B"] | None = None
-
-
-class Candidates(NamedTuple):
-    """What is known of a batch's texts, from which the mask of any row is made.
-
-    Attributes:
-        rows: [B], rows that are real pairs. A row left out is no candidate either.
-        negatives: [B*N], hard negatives that are real; None without any.
-        text_ids: of the left [B 2], right [B 2] and negative [B*N 2] texts, where equal
-            texts are to be masked.
-        in_batch: [B], False for rows whose only candidates are their own right side and
-            their own hard negatives; None means none such.
-    """
-
-    rows: Bool[Array, " B"]
-    negatives: Bool[Array, " BN"] | None
-    text_ids: tuple[UInt32[Array, "B 2"], UInt32[Array, "B 2"], Array | None] | None
-    in_batch: Bool[Array, " B"] | None = None
-
-    def mask(
-        self, own: Bool[Array, "M B"], index: Int[Array, " M"] | None = None
-    ) -> CandidateMask:
-        """Returns the ``CandidateMask`` of some rows, their own right sides kept.
-
-        Args:
-            own: True at each row's own right side.
-            index: the rows' numbers; None for all.
-        """
-
-        def of_rows(x):
-            return x if index is None else x[index]
-
-        rights = of_rows(self.rows)[:, None] & self.rows[None]
-        negatives = None
-        if self.negatives is not None:
-            negatives = jnp.broadcast_to(
-                self.negatives[None], (own.shape[0], self.negatives.size)
-            )
-        if self.text_ids is not None:
-            left, right, negative = self.text_ids
-            rights &= ~(_same(of_rows(left), left) | _same(of_rows(right), right))
-            if negatives is not None:
-                negatives &= ~_same(of_rows(right), negative)
-        lefts = None
-        if self.in_batch is not None:
-            lefts = (rights & self.in_batch[None]) | own
-            in_batch = of_rows(self.in_batch)[:, None]
-            rights &= in_batch
-            if negatives is not None:
-                per_row = self.negatives.size // self.rows.size
-                negatives &= in_batch | jnp.repeat(own, per_row, axis=1)
-        return CandidateMask(rights | own, negatives, lefts)
 
 
 class ContrastiveOutput(NamedTuple):
@@ -173,12 +108,11 @@ def contrastive_loss(
     left: Float[Array, "B E"],
     right: Float[Array, "B E"],
     negatives: Float[Array, "B N E"] | None,
-    candidates: Candidates,
+    candidates: candidate_masks.Candidates,
     *,
     logit_scale: float,
     bidirectional: bool,
     block_rows: int | None = None,
-    own_right_only: bool = False,
 ) -> ContrastiveOutput:
     """Computes the in-batch softmax loss with hard negatives.
 
@@ -188,37 +122,23 @@ def contrastive_loss(
         left: unit vectors, float32.
         right: unit vectors, float32; ``right[i]`` belongs to ``left[i]``.
         negatives: hard negatives of each row, or None.
-        candidates: from ``make_candidates``.
+        candidates: from ``candidate_masks``.
         logit_scale: multiplies cosines.
         bidirectional: add the right → left direction.
         block_rows: see ``LossConfig``.
-        own_right_only: see ``LossConfig``.
 
     Returns:
         The loss and each row's statistics, through which no gradient flows.
 
     Raises:
-        ValueError: the sides differ in shape, or negatives or blocks don't fit them;
-            ``own_right_only`` without hard negatives.
+        ValueError: the sides differ in shape, or negatives or blocks don't fit them.
     """
     _check_shapes(left, right, negatives, block_rows)
-    if own_right_only and negatives is None:
-        raise ValueError(
-            "LossConfig.own_right_only tells a row's right side from hard negatives, "
-            "and the batch has none. Set DatasetConfig.num_negatives, or "
-            "own_right_only to False."
-        )
     if negatives is not None:
         negatives = negatives.reshape(-1, negatives.shape[-1])
 
     def terms_of(left, index):
-        own = jnp.arange(right.shape[0])
-        own = (own if index is None else index)[:, None] == own
-        mask = candidates.mask(own, index)
-        if own_right_only:
-            lefts = mask.rights if mask.lefts is None else mask.lefts
-            mask = CandidateMask(own, mask.negatives, lefts)
-        return _terms(left, own, right, negatives, mask, logit_scale)
+        return _terms(left, index, right, negatives, candidates, logit_scale)
 
     if block_rows is None:
         terms = terms_of(left, None)
@@ -265,8 +185,11 @@ def join_rows(x: Shaped[Array, "n M *rest"]) -> Array:
     return x.swapaxes(0, 1).reshape(-1, *x.shape[2:])
 
 
-def _terms(left, own, right, negatives, mask: CandidateMask, logit_scale) -> _Terms:
+def _terms(left, index, right, negatives, candidates, logit_scale) -> _Terms:
     """Makes the logits of some rows, ``left`` [M E], and what is kept of them."""
+    numbers = jnp.arange(right.shape[0])
+    own = (numbers if index is None else index)[:, None] == numbers
+    mask = candidates.mask(own, index)
     cosines = _dot(left, right)
     positives = jnp.sum(jnp.where(own, cosines, 0.0), axis=1)
     logits = jnp.where(mask.rights, logit_scale * cosines, _MASKED)
@@ -282,11 +205,10 @@ def _terms(left, own, right, negatives, mask: CandidateMask, logit_scale) -> _Te
         normalizer = jnp.logaddexp(
             normalizer, jax.nn.logsumexp(negative_logits, axis=1)
         )
-    if mask.lefts is not None:
-        logits = jnp.where(mask.lefts, logit_scale * cosines, _MASKED)
+    to_lefts = jnp.where(mask.lefts, logit_scale * cosines, _MASKED)
     return _Terms(
         normalizer,
-        jax.nn.logsumexp(logits, axis=0),
+        jax.nn.logsumexp(to_lefts, axis=0),
         positives,
         num_ahead=sum(_count(m & (c >= positives[:, None])) for m, c in parts),
         num_others=sum(_count(m) for m, _ in parts),
@@ -325,58 +247,3 @@ def _dot(left: Float[Array, "B E"], right: Float[Array, "C E"]) -> Float[Array, 
         "be,ce->bc", left, right, precision="highest",
         preferred_element_type=jnp.float32,
     )  # fmt: skip
-
-
-def make_candidates(
-    left_tokens: Int[Array, "B L"],
-    right_tokens: Int[Array, "B M"],
-    negative_tokens: Int[Array, "B N M"] | None = None,
-    *,
-    negative_mask: Bool[Array, "B N"] | None = None,
-    row_mask: Bool[Array, " B"] | None = None,
-    in_batch: Bool[Array, " B"] | None = None,
-    mask_duplicates: bool = False,
-) -> Candidates:
-    """Says which texts of a batch are candidates.
-
-    Args:
-        left_tokens: ids of the left texts.
-        right_tokens: ids of the right texts.
-        negative_tokens: ids of the hard negatives, or None.
-        negative_mask: True for real negatives; None means all.
-        row_mask: True for real pairs; None means all.
-        in_batch: see ``Candidates``.
-        mask_duplicates: see ``LossConfig``.
-    """
-    batch = left_tokens.shape[0]
-    rows = jnp.ones(batch, bool) if row_mask is None else row_mask
-    negatives = None
-    if negative_tokens is not None:
-        real = jnp.broadcast_to(rows[:, None], negative_tokens.shape[:2])
-        if negative_mask is not None:
-            real &= negative_mask
-        negatives = real.reshape(-1)
-    ids = None
-    if mask_duplicates:
-        negative_ids = None
-        if negative_tokens is not None:
-            negative_ids = text_ids(negative_tokens).reshape(-1, 2)
-        ids = (text_ids(left_tokens), text_ids(right_tokens), negative_ids)
-    return Candidates(rows, negatives, ids, in_batch)
-
-
-def text_ids(tokens: Int[Array, "*lead L"]) -> UInt32[Array, "*lead 2"]:
-    """Hashes token rows to 64 bits, so that equal texts get equal ids.
-
-    Padding counts for nothing: the same text padded to another length has the same id.
-    Different texts share an id with a probability of about 2**-60.
-    """
-    weights = np.random.default_rng(0x7E57).integers(
-        0, 2**32, size=(tokens.shape[-1], 2), dtype=np.uint32
-    )
-    products = tokens[..., None].astype(jnp.uint32) * (weights | np.uint32(1))
-    return jnp.sum(products, axis=-2, dtype=jnp.uint32)
-
-
-def _same(a: UInt32[Array, "B 2"], b: UInt32[Array, "C 2"]) -> Bool[Array, "B C"]:
-    return jnp.all(a[:, None] == b[None], axis=-1)

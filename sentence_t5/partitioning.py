@@ -162,14 +162,7 @@ class Partitioner:
         Raises:
             ValueError: a size isn't divisible; the message names the nearest that is.
         """
-        shards = self.num_batch_shards
-        if batch_size % shards:
-            below = batch_size // shards * shards
-            nearest = f"{below} or {below + shards}" if below else f"{shards}"
-            raise ValueError(
-                f"The global batch of {batch_size} pairs can't be split over {shards} "
-                f"devices (data × fsdp): use {nearest}, or another mesh."
-            )
+        self.check_batch(batch_size)
         model = self.mesh.shape[names.MODEL]
         for field in ("num_heads", "d_ff"):
             size = getattr(config.t5, field)
@@ -178,6 +171,21 @@ class Partitioner:
                     f"T5Config.{field} is {size}, which MeshConfig.model={model} "
                     "doesn't divide: choose a model axis that divides it."
                 )
+
+    def check_batch(self, batch_size: int) -> None:
+        """Checks that every device gets the same number of rows.
+
+        Raises:
+            ValueError: not so; the message names the nearest sizes that fit.
+        """
+        shards = self.num_batch_shards
+        if batch_size % shards:
+            below = batch_size // shards * shards
+            nearest = f"{below} or {below + shards}" if below else f"{shards}"
+            raise ValueError(
+                f"The global batch of {batch_size} pairs can't be split over {shards} "
+                f"devices (data × fsdp): use {nearest}, or another mesh."
+            )
 
     def param_shardings(self, boxed_params: Any) -> Any:
         """Returns the shardings of parameters.
@@ -189,13 +197,23 @@ class Partitioner:
         Returns:
             A tree of NamedShardings, like the unboxed parameters.
         """
-        specs = nn.get_partition_spec(boxed_params)
+        logical = nn.get_partition_spec(boxed_params)
+        return self._on_mesh(self.param_specs(nn.unbox(boxed_params), logical))
+
+    def param_specs(self, params: Any, logical: Any) -> Any:
+        """Translates logical axes of parameters to mesh axes.
+
+        Args:
+            params: abstract, unboxed parameters.
+            logical: a tree like it, of PartitionSpecs of logical axes.
+
+        Returns:
+            The same of mesh axes.
+        """
         return jax.tree_util.tree_map_with_path(
-            lambda path, leaf, spec: NamedSharding(
-                self.mesh, self._physical(path, leaf.shape, spec)
-            ),
-            nn.unbox(boxed_params),
-            specs,
+            lambda path, leaf, spec: self._physical(path, leaf.shape, spec),
+            params,
+            logical,
         )
 
     def opt_state_shardings(
@@ -215,20 +233,13 @@ class Partitioner:
             ValueError: a leaf has neither its parameter's shape nor a part of it:
                 replicating it could cost as much memory as the parameters.
         """
-        leaves = jax.tree_util.tree_leaves_with_path(params)
-        specs = [s.spec for s in jax.tree.leaves(param_shardings)]
-        by_path = {
-            _dict_keys(path): (leaf.shape, spec)
-            for (path, leaf), spec in zip(leaves, specs, strict=True)
-        }
+        specs = jax.tree.map(lambda sharding: sharding.spec, param_shardings)
+        return self._on_mesh(opt_state_specs(opt_state, params, specs))
 
-        def one(path, leaf):
-            owner = by_path.get(_dict_keys(path))
-            if owner is None or leaf.size == 1:
-                return self.replicated
-            return NamedSharding(self.mesh, _like_param(path, leaf.shape, *owner))
-
-        return jax.tree_util.tree_map_with_path(one, opt_state)
+    def _on_mesh(self, specs: Any) -> Any:
+        return jax.tree.map(
+            lambda spec: NamedSharding(self.mesh, spec), specs, is_leaf=_is_spec
+        )
 
     def host_share(self) -> dict[str, int]:
         """Says which part of every global batch this host builds.
@@ -280,6 +291,40 @@ class Partitioner:
                 axis = None
             axes.append(axis)
         return P(*axes)
+
+
+def opt_state_specs(opt_state: Any, params: Any, param_specs: Any) -> Any:
+    """Says how optimizer state lies, from how the parameters do.
+
+    Args:
+        opt_state: abstract state, from ``jax.eval_shape(tx.init, params)``.
+        params: abstract, unboxed parameters.
+        param_specs: a tree like it, of PartitionSpecs.
+
+    Returns:
+        A tree of PartitionSpecs, like ``opt_state``.
+
+    Raises:
+        ValueError: as ``Partitioner.opt_state_shardings``.
+    """
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    specs = jax.tree.leaves(param_specs, is_leaf=_is_spec)
+    by_path = {
+        _dict_keys(path): (leaf.shape, spec)
+        for (path, leaf), spec in zip(leaves, specs, strict=True)
+    }
+
+    def one(path, leaf):
+        owner = by_path.get(_dict_keys(path))
+        if owner is None or leaf.size == 1:
+            return P()
+        return _like_param(path, leaf.shape, *owner)
+
+    return jax.tree_util.tree_map_with_path(one, opt_state)
+
+
+def _is_spec(leaf: Any) -> bool:
+    return isinstance(leaf, P)
 
 
 def _without(axes: str | tuple[str, ...], removed: str) -> tuple[str, ...] | None:

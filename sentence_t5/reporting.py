@@ -59,7 +59,7 @@ class Reporter:
         self._writer = None
         if jax.process_index() == 0:
             self._path = epath.Path(model_dir) / METRICS_FILE
-            self._keep_lines_until(start_step)
+            keep_lines_until(self._path, start_step)
             self._writer = metric_writers.SummaryWriter(model_dir)
 
     def __enter__(self) -> "Reporter":
@@ -153,19 +153,27 @@ class Reporter:
     def _write(self, step: int, values: Mapping[str, float | None]) -> None:
         if self._writer is None:
             return
-        with self._path.open("a") as file:
-            file.write(json.dumps({"step": step, **values}) + "\n")
+        append_line(self._path, step, values)
         scalars = {k: v for k, v in values.items() if v is not None}
         self._writer.write_scalars(step, scalars)
 
-    def _keep_lines_until(self, step: int) -> None:
-        """Drops what a killed run wrote after the checkpoint it goes on from."""
-        if not self._path.exists():
-            return
-        text = self._path.read_text()
-        kept = [line + "\n" for line in text.splitlines() if _step_of(line) <= step]
-        if "".join(kept) != text:
-            self._path.write_text("".join(kept))
+
+def append_line(
+    path: epath.Path, step: int, values: Mapping[str, float | None]
+) -> None:
+    """Appends a step's values to a ``metrics.jsonl``."""
+    with path.open("a") as file:
+        file.write(json.dumps({"step": step, **values}) + "\n")
+
+
+def keep_lines_until(path: epath.Path, step: int) -> None:
+    """Drops what a killed run wrote after the checkpoint it goes on from."""
+    if not path.exists():
+        return
+    text = path.read_text()
+    kept = [line + "\n" for line in text.splitlines() if _step_of(line) <= step]
+    if "".join(kept) != text:
+        path.write_text("".join(kept))
 
 
 def log_to_console() -> None:

@@ -19,6 +19,7 @@ from jaxtyping import Array, Float, Int
 
 from sentence_t5 import (
     cached_gradients,
+    candidate_masks,
     encoder,
     losses,
     metrics,
@@ -264,37 +265,12 @@ class Trainer:
     def _loss(
         self, batch: Batch, groups: list[Float[Array, "B G E"]]
     ) -> tuple[Float[Array, ""], Metrics]:
-        config = self.model.loss
-        left, right, negatives = ungroup(groups, names.NEGATIVE_TOKENS in batch)
-        candidates = losses.make_candidates(
-            batch[names.LEFT_TOKENS],
-            batch[names.RIGHT_TOKENS],
-            batch.get(names.NEGATIVE_TOKENS),
-            negative_mask=batch.get(names.NEGATIVE_MASK),
-            row_mask=batch.get(names.ROW_MASK),
-            in_batch=batch.get(names.IN_BATCH),
-            mask_duplicates=config.mask_duplicates,
-        )
-        output = losses.contrastive_loss(
-            left,
-            right,
-            negatives,
-            candidates,
-            logit_scale=config.logit_scale,
-            bidirectional=config.bidirectional,
-            block_rows=config.block_rows,
-            own_right_only=config.own_right_only,
-        )
-        values = metrics.contrastive_metrics(
-            output, candidates.rows, right, block_rows=config.block_rows
-        )
-        return output.loss, {"loss": output.loss} | values
+        return contrast(self.model.loss, batch, groups)
 
     def _embed_groups(
         self, params: Any, groups: list[TextGroup], rng: Array | None
     ) -> list[Float[Array, "B G E"]]:
-        pairs = jnp.arange(groups[0].tokens.shape[0])
-        return [self._embed(params, t, pairs, i, rng) for i, t in enumerate(groups)]
+        return embed_groups(self._module, params, groups, rng)
 
     def _embed(
         self,
@@ -304,20 +280,87 @@ class Trainer:
         call: int,
         rng: Array | None,
     ) -> Float[Array, "B G E"]:
-        """Embeds the texts of some pairs; ``rng`` None switches dropout off."""
-        num_pairs, num_texts, length = texts.tokens.shape
-        more = {}
-        if texts.instruction_lengths is not None:
-            more["instruction_lengths"] = texts.instruction_lengths.reshape(-1)
-        if rng is not None and self.model.encoder.t5.dropout_rate:
-            rows = pairs[:, None] * num_texts + jnp.arange(num_texts)
-            more |= {
-                "dropout_rows": rows.reshape(-1),
-                "rngs": {"dropout": jax.random.fold_in(rng, call)},
-            }
-        rows = texts.tokens.reshape(num_pairs * num_texts, length)
-        embedded = self._module.apply({"params": params}, rows, **more)
-        return embedded.reshape(num_pairs, num_texts, -1)
+        return embed(self._module, params, texts, pairs, call, rng)
+
+
+def contrast(
+    config: losses.LossConfig, batch: Batch, groups: list[Float[Array, "B G E"]]
+) -> tuple[Float[Array, ""], Metrics]:
+    """Computes the loss of a batch and what is reported beside it.
+
+    Args:
+        config: how pairs are contrasted.
+        batch: the tokens, and masks where there are any.
+        groups: the embeddings of ``group_texts(batch)``.
+    """
+    left, right, negatives = ungroup(groups, names.NEGATIVE_TOKENS in batch)
+    candidates = candidate_masks.make_candidates(
+        batch[names.LEFT_TOKENS],
+        batch[names.RIGHT_TOKENS],
+        batch.get(names.NEGATIVE_TOKENS),
+        negative_mask=batch.get(names.NEGATIVE_MASK),
+        row_mask=batch.get(names.ROW_MASK),
+        in_batch=batch.get(names.IN_BATCH),
+        mask_duplicates=config.mask_duplicates,
+        own_right_only=config.own_right_only,
+    )
+    output = losses.contrastive_loss(
+        left,
+        right,
+        negatives,
+        candidates,
+        logit_scale=config.logit_scale,
+        bidirectional=config.bidirectional,
+        block_rows=config.block_rows,
+    )
+    values = metrics.contrastive_metrics(
+        output, candidates.rows, right, block_rows=config.block_rows
+    )
+    return output.loss, {"loss": output.loss} | values
+
+
+def embed_groups(
+    module: encoder.SentenceEncoder,
+    params: Any,
+    groups: list[TextGroup],
+    rng: Array | None,
+) -> list[Float[Array, "B G E"]]:
+    """Embeds the texts of a whole batch; see ``embed``."""
+    pairs = jnp.arange(groups[0].tokens.shape[0])
+    return [embed(module, params, t, pairs, i, rng) for i, t in enumerate(groups)]
+
+
+def embed(
+    module: encoder.SentenceEncoder,
+    params: Any,
+    texts: TextGroup,
+    pairs: Int[Array, " B"],
+    call: int,
+    rng: Array | None,
+) -> Float[Array, "B G E"]:
+    """Embeds the texts of some pairs.
+
+    Args:
+        module: the encoder.
+        params: its parameters.
+        texts: one group of ``group_texts``, or some pairs of it.
+        pairs: their numbers in the global batch, by which dropout draws.
+        call: number of the group.
+        rng: the step's dropout key; None switches dropout off.
+    """
+    num_pairs, num_texts, length = texts.tokens.shape
+    more = {}
+    if texts.instruction_lengths is not None:
+        more["instruction_lengths"] = texts.instruction_lengths.reshape(-1)
+    if rng is not None and module.config.t5.dropout_rate:
+        rows = pairs[:, None] * num_texts + jnp.arange(num_texts)
+        more |= {
+            "dropout_rows": rows.reshape(-1),
+            "rngs": {"dropout": jax.random.fold_in(rng, call)},
+        }
+    rows = texts.tokens.reshape(num_pairs * num_texts, length)
+    embedded = module.apply({"params": params}, rows, **more)
+    return embedded.reshape(num_pairs, num_texts, -1)
 
 
 def group_texts(batch: Batch) -> list[TextGroup]:

@@ -18,7 +18,9 @@ import jax
 from clu import parameter_overview
 
 from sentence_t5 import (
+    checkpoint_files,
     checkpoints,
+    data_record,
     datasets,
     partitioning,
     preflight,
@@ -26,7 +28,6 @@ from sentence_t5 import (
     reporting,
     steps,
 )
-from sentence_t5 import tokenizer as tokenizer_lib
 from sentence_t5.evals import in_training
 
 _logger = logging.getLogger(__name__)
@@ -90,6 +91,7 @@ def train(
     for name, value in (("eval_period", eval_period), ("stats_period", stats_period)):
         if value < 1:
             raise ValueError(f"train.{name}: got {value}, expected 1 or more.")
+    checkpoint_files.check_engine(model_dir, is_t5x=False)
     partitioner.check(model.encoder, train_dataset_cfg.batch_size)
     trainer = trainer_cls(model=model, partitioner=partitioner)
     with preflight.together("loading the data"):
@@ -103,7 +105,7 @@ def train(
         )
     preflight.check_same("training data", examples.fingerprint)
     preflight.check_shared(model_dir)
-    data = _describe_data(train_dataset_cfg, examples)
+    data = data_record.describe(train_dataset_cfg, examples)
     with (
         checkpoints.Checkpointer(checkpoint_cfg, model_dir) as checkpointer,
         checkpoints.PreemptionGuard() as guard,
@@ -112,7 +114,7 @@ def train(
         checkpoints.write_description(
             model_dir,
             model.encoder,
-            _tokenizer(train_dataset_cfg),
+            datasets.tokenizer(train_dataset_cfg),
             max(train_dataset_cfg.task_feature_lengths.values()),
         )
         if summarize_config_fn is not None:
@@ -191,18 +193,7 @@ def _restore_or_start(
     restored = checkpointer.restore_latest(abstract.params, _train_item(abstract))
     if restored is not None:
         params, train_item, meta, step = restored
-        if meta["data"] != data:
-            changed = [
-                f"{key} was {meta['data'].get(key)!r}, now {data.get(key)!r}"
-                for key in {**meta["data"], **data}
-                if meta["data"].get(key) != data.get(key)
-            ]
-            raise ValueError(
-                f"{checkpointer.directory} was trained on other data: "
-                f"{'; '.join(changed)}. Its place in the data can't be kept. Use "
-                "another model_dir; --initial_checkpoint_path starts it from these "
-                "weights."
-            )
+        data_record.check_same(meta["data"], data, checkpointer.directory)
         _logger.info("Resuming all state from step %d.", step)
         return steps.TrainState(params=params, **train_item), step
     config = checkpointer.config
@@ -267,35 +258,6 @@ def _best_metric(
     """Picks the metric that checkpoints are kept by, where it is known and defined."""
     value = results.get(config.best_metric)
     return None if value is None else {config.best_metric: value}
-
-
-def _describe_data(
-    config: datasets.DatasetConfig, examples: datasets.Examples
-) -> dict[str, Any]:
-    """Returns what the order of the data depends on, to be compared on resuming."""
-    data = {
-        "fingerprint": examples.fingerprint,
-        "rows": len(examples),
-        "batch_size": config.batch_size,
-        "seed": config.seed,
-        "shuffle": config.shuffle,
-        "num_negatives": config.num_negatives,
-    }
-    # Younger than some checkpoints: said where it matters.
-    if config.mix_by != "rows":
-        data["mix_by"] = config.mix_by
-    if config.on_crowding != "error":
-        data["on_crowding"] = config.on_crowding
-    return data
-
-
-def _tokenizer(config: datasets.DatasetConfig) -> tokenizer_lib.Tokenizer:
-    """Returns the vocabulary that the task was tokenized with."""
-    task, _ = config.tasks()[0]
-    vocabulary = task.output_features["inputs"].vocabulary
-    return tokenizer_lib.Tokenizer(
-        vocabulary.sentencepiece_model_file, vocabulary.extra_ids
-    )
 
 
 def _check_steps(latest: int | None, total_steps: int, model_dir: str) -> None:

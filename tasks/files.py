@@ -143,21 +143,28 @@ def read(
       ValueError: a bad row, with file and line.
     """
     for path in paths:
-        reader = records.Reader(path, errors)
-        num_dropped = 0
-        for where, record in reader:
-            if columns.subset and record.get(columns.subset) != columns.only_subset:
-                continue
-            row = _row(where, record, columns, on_missing)
-            if row is None:
-                num_dropped += 1
-            else:
-                yield row
-        if num_dropped:
-            _logger.warning("%s: %s dropped (no text).", path, _rows(num_dropped))
-        if num := reader.num_repaired:
-            lines = "1 line" if num == 1 else f"{num} lines"
-            _logger.warning("%s: %s repaired (not UTF-8).", path, lines)
+        yield from rows(records.Reader(path, errors), columns, on_missing)
+
+
+def rows(
+    reader: records.Reader, columns: Columns, on_missing: OnMissing = "error"
+) -> Iterator[Mapping[str, Any]]:
+    """Yields the rows of one file; see `read`."""
+    path = reader.path
+    num_dropped = 0
+    for where, record in reader:
+        if columns.subset and record.get(columns.subset) != columns.only_subset:
+            continue
+        row = _row(where, record, columns, on_missing)
+        if row is None:
+            num_dropped += 1
+        else:
+            yield row
+    if num_dropped:
+        _logger.warning("%s: %s dropped (no text).", path, _rows(num_dropped))
+    if num := reader.num_repaired:
+        lines = "1 line" if num == 1 else f"{num} lines"
+        _logger.warning("%s: %s repaired (not UTF-8).", path, lines)
 
 
 def default_name(kind: str, path: Paths | Mapping[str, Paths]) -> str:

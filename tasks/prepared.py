@@ -36,6 +36,21 @@ def builder(name: str, data_dir: str | None = None) -> tfds.core.DatasetBuilder:
     )
 
 
+def check_features(source: tfds.core.DatasetBuilder, names: Sequence[str]) -> None:
+    """Checks that a data set has features of these names.
+
+    Raises:
+      ValueError: it lacks one; those that it has are listed.
+    """
+    missing = [name for name in names if name not in source.info.features]
+    if missing:
+        raise ValueError(
+            f"The data set {source.info.full_name!r} has no feature "
+            f"{', '.join(map(repr, missing))}; it has {sorted(source.info.features)}. "
+            "Name the features in the task."
+        )
+
+
 def rows(source: tfds.core.DatasetBuilder, split: str) -> Iterator[Mapping[str, Any]]:
     """Yields the rows of a split as numpy, always in the same order."""
     dataset = source.as_dataset(split=split, shuffle_files=False)

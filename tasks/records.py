@@ -2,13 +2,14 @@
 
 Files are read as bytes and decoded as UTF-8, whatever the machine's locale is. TSVs
 have a header; their cells are taken as they are, without quoting or escapes, and an
-empty cell is None.
+empty cell is None. The lines of a JSONL are objects, or arrays, whose values are named
+"0", "1" and so on.
 """
 
 import contextlib
 import gzip
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import IO, Any, Literal
 
 from etils import epath
@@ -26,15 +27,22 @@ class Reader:
       num_repaired: lines read so far that held bytes that are not UTF-8.
     """
 
-    def __init__(self, path: str, errors: Errors = "strict"):
+    def __init__(
+        self,
+        path: str,
+        errors: Errors = "strict",
+        header: Sequence[str] | None = None,
+    ):
         """Opens nothing yet.
 
         Args:
           path: ends in .tsv, .jsonl or .json, then optionally .gz; `tf.io.gfile` reads
             what is not local.
           errors: "strict", or "replace" bytes that are not UTF-8 by U+FFFD.
+          header: names of the columns of a TSV whose first line is data.
         """
         self.path = path
+        self._header = list(header or ())
         self.num_repaired = 0
         self._errors = errors
 
@@ -50,6 +58,8 @@ class Reader:
 
     def columns(self) -> list[str]:
         """Returns the columns of the header, or the fields of the first object."""
+        if self._header:
+            return self._header
         if file_format(self.path) == TSV:
             for _, text in self._lines():
                 return text.split("\t")
@@ -89,7 +99,7 @@ class Reader:
         return _parse(where, self._decode(where, line, offset))
 
     def _tsv(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        header: list[str] = []
+        header = self._header
         for where, text in self._lines():
             cells = text.split("\t")
             if not header:
@@ -98,8 +108,9 @@ class Reader:
             if not text and len(header) > 1:
                 raise ValueError(f"{where}: the line is empty. Remove it.")
             if len(cells) != len(header):
+                expected = "expected" if self._header else "but the header has"
                 raise ValueError(
-                    f"{where}: {len(cells)} cells, but the header has {len(header)} "
+                    f"{where}: {len(cells)} cells, {expected} {len(header)} "
                     f"({', '.join(header)}). Look for a tab or a line break inside a "
                     "text."
                 )
@@ -153,9 +164,11 @@ def _parse(where: str, text: str) -> Mapping[str, Any]:
         record = json.loads(text)
     except json.JSONDecodeError as error:
         raise ValueError(f"{where}: not JSON ({error}).") from None
+    if isinstance(record, list):
+        record = {str(i): value for i, value in enumerate(record)}
     if not isinstance(record, dict):
         raise ValueError(
-            f"{where}: expected a JSON object, got {type(record).__name__}."
+            f"{where}: expected a JSON object or array, got {type(record).__name__}."
         )
     return record
 

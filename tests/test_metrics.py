@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sentence_t5 import losses, metrics
+from sentence_t5 import candidate_masks, losses, metrics
 
 B, N, E = 6, 2, 4
 NAMES = {
@@ -27,7 +27,8 @@ class Mask(NamedTuple):
     def mask(self, own, index):
         kept = slice(None) if index is None else index
         negatives = None if self.negatives is None else self.negatives[kept]
-        return losses.CandidateMask(self.rights[kept] | own, negatives)
+        rights = self.rights[kept] | own
+        return candidate_masks.CandidateMask(rights, negatives, rights)
 
 
 @functools.partial(jax.jit, static_argnums=4)

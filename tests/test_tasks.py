@@ -18,7 +18,17 @@ import tensorflow_datasets as tfds
 from sentencepiece import sentencepiece_model_pb2
 
 from sentence_t5 import vocabularies
-from sentence_t5.tasks import files, nli, prepared, records, sts, synthetic, text_pairs
+from sentence_t5.tasks import (
+    community_qa,
+    files,
+    msmarco,
+    nli,
+    prepared,
+    records,
+    sts,
+    synthetic,
+    text_pairs,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -243,7 +253,8 @@ def test_utf8_does_not_depend_on_the_locale(tmp_path):
         ("x.tsv", ["a\tb", "", "c\td"], "line 3: the line is empty"),
         ("x.tsv", ["a\tb", "c\t"], "line 3: column 'positive' has no text"),
         ("x.jsonl", ['{"anchor": "a", "positive": "b"}', "{"], "line 2: not JSON"),
-        ("x.jsonl", ['{"anchor": "a", "positive": "b"}', "[]"], "line 2: expected a J"),
+        ("x.jsonl", ['{"anchor": "a", "positive": "b"}', "3"], "line 2: expected a J"),
+        ("x.jsonl", ['{"anchor": "a", "positive": "b"}', "[]"], "line 2: no column"),
         (
             "x.jsonl",
             ['{"anchor": "a", "positive": null}'],
@@ -391,6 +402,71 @@ def test_stsb_from_tfds(tmp_path, vocabulary):
         {"inputs": "a", "targets": "b", "scores": 2.5},
         {"inputs": "c", "targets": "d", "scores": 4.0},
     ]
+
+
+def test_arrays_have_columns_by_number(tmp_path, vocabulary):
+    path = write(tmp_path / "x.jsonl", '["q", "a", "n"]\n["r", "b", "m"]\n')
+    task = files.task(path, vocabulary, left="0", right="1", negatives="2")
+    assert rows_of(task)[1] == {
+        "inputs": "r",
+        "targets": "b",
+        "negative_targets": ["m"],
+    }
+
+
+def test_msmarco_from_tfds(tmp_path, vocabulary):
+    rows = [("q1", "d1", "how", "so", 1.0), ("q2", "d2", "why", "no", 0.0)]
+    features = {"query_id": "text", "passage_id": "text", "query": "text"}
+    features |= {"passage": "text", "score": "float"}
+    splits = {"train": rows, "query": rows[:1], "passage": rows[:1]}
+    store(tmp_path, "beir", "1.0.0", splits, features, config="msmarco")
+    task = msmarco.task(vocabulary, data_dir=str(tmp_path))
+    assert list(task.splits) == ["train"]
+    # A judgement of 0 says that the passage is not relevant.
+    assert rows_of(task) == [{"inputs": "how", "targets": "so"}]
+
+
+def test_questions_and_answers_from_tfds(tmp_path, vocabulary):
+    rows = [("Why?", "Because."), ("É?", "Oui.")]
+    features = {"question": "text", "reply": "text"}
+    store(tmp_path, "forum", "1.0.0", {"train": rows, "test": rows[:1]}, features)
+    made = {"vocabulary": vocabulary, "data_dir": str(tmp_path)}
+    task = community_qa.task("forum:1.0.0", right="reply", **made)
+    assert rows_of(task)[1] == {"inputs": "É?", "targets": "Oui."}
+    assert len(rows_of(task, "test")) == 1
+    with pytest.raises(ValueError, match=r"no feature 'answer'; it has \['question'"):
+        community_qa.task("forum:1.0.0", **made)
+
+
+def test_msmarco_triples_have_no_header(tmp_path, vocabulary):
+    path = write(tmp_path / "triples.tsv", "how\tso\tno\nwhy\tas\tif\n")
+    assert rows_of(msmarco.triples(path, vocabulary)) == [
+        {"inputs": "how", "targets": "so", "negative_targets": ["no"]},
+        {"inputs": "why", "targets": "as", "negative_targets": ["if"]},
+    ]
+    bad = write(tmp_path / "bad.tsv", "how\tso\tno\nwhy\tas\n")
+    with pytest.raises(ValueError, match=r"line 2: 2 cells, expected 3 \(query, pos"):
+        rows_of(msmarco.triples(bad, vocabulary))
+    with pytest.raises(FileNotFoundError, match="Set the task's `path`"):
+        msmarco.triples("gone.tsv", vocabulary)
+
+
+def test_a_beir_folder_gives_its_relevant_pairs(tmp_path, vocabulary):
+    (tmp_path / "qrels").mkdir()
+    corpus = '{"_id": "a", "title": "T", "text": "x"}\n{"_id": "b", "text": "y"}\n'
+    write(tmp_path / "corpus.jsonl.gz", corpus)
+    write(tmp_path / "queries.jsonl", '{"_id": 7, "text": "how"}\n')
+    rows = "query-id\tcorpus-id\tscore\n7\ta\t2\n7\tb\t0\n7\tgone\t1\n"
+    for split in ("train", "dev"):
+        write(tmp_path / "qrels" / f"{split}.tsv", rows)
+    task = msmarco.folder(str(tmp_path), vocabulary)
+    assert set(task.splits) == {"train", "validation"}
+    assert rows_of(task) == [{"inputs": "how", "targets": "T x"}]
+    before = task.source.identity("train")
+    write(tmp_path / "qrels" / "train.tsv", rows.replace("b\t0", "b\t1"))
+    assert task.source.identity("train") != before
+    with pytest.raises(FileNotFoundError, match=r"no qrels/\*\.tsv"):
+        msmarco.folder(str(tmp_path / "qrels"), vocabulary)
 
 
 @pytest.mark.parametrize("name", [nli.SNLI, nli.MULTI_NLI, sts.STSB])

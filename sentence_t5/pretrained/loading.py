@@ -229,9 +229,17 @@ def _is_ours(folder: pathlib.Path) -> bool:
         (folder / descriptions.DESCRIPTION_FILE).exists()
         or (folder / checkpoint_files.CHECKPOINTS_DIR).exists()
         or (folder / checkpoint_files.PARAMS).exists()
+        or _is_ours_by_t5x(folder)
         or bool(list(folder.glob(f"*/{checkpoint_files.PARAMS}")))
         or (folder / "_METADATA").exists()
     )
+
+
+def _is_ours_by_t5x(step_dir: pathlib.Path) -> bool:
+    """Whether T5X's train.py saved a step of one of our models there."""
+    return (step_dir / checkpoint_files.T5X_STATE).exists() and (
+        step_dir.parent / descriptions.DESCRIPTION_FILE
+    ).exists()
 
 
 def _download(hub_id: str) -> pathlib.Path:

@@ -27,7 +27,8 @@ def open_checkpoint(
     """Opens the parameters of a checkpoint that this package saved.
 
     Args:
-        path: a model_dir, its ``checkpoints`` folder, one step's or its ``params``.
+        path: a model_dir, its ``checkpoints`` folder, one step's or its ``params``; or
+            a model_dir or a step's folder that T5X's train.py saved for this package.
         step: the step of a model_dir; the newest whole one by default.
 
     Returns:
@@ -47,19 +48,23 @@ def open_checkpoint(
 
 
 def open_tensors(folder: epath.Path) -> dict[str, tensors.Tensor]:
-    """Opens every array of a ``params`` folder by its path, joined with ``/``."""
+    """Opens every parameter in an item's folder by its path, joined with ``/``."""
     metadata = json.loads((folder / _METADATA).read_text())
     base = remote.kvstore(folder)
     if metadata.get("use_ocdbt", True):
         base = {"driver": "ocdbt", "base": base}
     driver = "zarr3" if metadata.get("use_zarr3") else "zarr"
+    inside = checkpoint_files.params_key(folder)
     opened = {}
     for entry in metadata["tree_metadata"].values():
         keys = [str(key["key"]) for key in entry["key_metadata"]]
+        if inside is not None and keys[0] != inside:
+            continue
         path = base.get("path", "") + ".".join(keys) + "/"
         spec = {"driver": driver, "kvstore": {**base, "path": path}}
         try:
-            opened["/".join(keys)] = t5x.open_array(spec)
+            name = "/".join(keys if inside is None else keys[1:])
+            opened[name] = t5x.open_array(spec)
         except ValueError as error:
             raise ValueError(
                 f"The checkpoint {folder} can't be read: {'/'.join(keys)}: {error}"

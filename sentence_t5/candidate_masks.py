@@ -1,0 +1,152 @@
+"""Which texts of a batch are candidates for which row, made from their tokens.
+
+Every row's own right side is a candidate, always. The others are all right sides and
+hard negatives of the global batch, less padding, less (if asked) duplicates, and less
+what a task or INSTRUCTOR's loss leaves out. A mask is made for the rows at hand, so
+that rows can be walked in blocks.
+"""
+
+from typing import NamedTuple
+
+import flax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Int, UInt32
+
+
+class CandidateMask(NamedTuple):
+    """Which candidates count for some rows; True keeps.
+
+    Attributes:
+        rights: [M B], row i against right side j.
+        negatives: [M B*N], row i against hard negative n of row j at ``j * N + n``.
+        lefts: [M B], left side i as a candidate of row j in right → left.
+    """
+
+    rights: Bool[Array, "M B"]
+    negatives: Bool[Array, "M BN"] | None
+    lefts: Bool[Array, "M B"]
+
+
+class Candidates(flax.struct.PyTreeNode):
+    """What is known of a batch's texts, from which the mask of any row is made.
+
+    Attributes:
+        rows: [B], rows that are real pairs. A row left out is no candidate either.
+        negatives: [B*N], hard negatives that are real; None without any.
+        text_ids: of the left [B 2], right [B 2] and negative [B*N 2] texts, where equal
+            texts are to be masked.
+        in_batch: [B], False for rows whose only candidates are their own right side and
+            their own hard negatives; None means none such.
+        own_right_only: see ``losses.LossConfig``.
+    """
+
+    rows: Bool[Array, " B"]
+    negatives: Bool[Array, " BN"] | None
+    text_ids: tuple[UInt32[Array, "B 2"], UInt32[Array, "B 2"], Array | None] | None
+    in_batch: Bool[Array, " B"] | None = None
+    own_right_only: bool = flax.struct.field(pytree_node=False, default=False)
+
+    def mask(
+        self, own: Bool[Array, "M B"], index: Int[Array, " M"] | None = None
+    ) -> CandidateMask:
+        """Returns the ``CandidateMask`` of some rows, their own right sides kept.
+
+        Args:
+            own: True at each row's own right side.
+            index: the rows' numbers; None for all.
+        """
+
+        def of_rows(x):
+            return x if index is None else x[index]
+
+        rights = of_rows(self.rows)[:, None] & self.rows[None]
+        negatives = None
+        if self.negatives is not None:
+            negatives = jnp.broadcast_to(
+                self.negatives[None], (own.shape[0], self.negatives.size)
+            )
+        if self.text_ids is not None:
+            left, right, negative = self.text_ids
+            rights &= ~(_same(of_rows(left), left) | _same(of_rows(right), right))
+            if negatives is not None:
+                negatives &= ~_same(of_rows(right), negative)
+        lefts = rights
+        if self.in_batch is not None:
+            alone = ~of_rows(self.in_batch)[:, None]
+            lefts = rights & self.in_batch[None]
+            rights &= ~alone
+            if negatives is not None:
+                per_row = self.negatives.size // self.rows.size
+                negatives &= ~alone | jnp.repeat(own, per_row, axis=1)
+        if self.own_right_only:
+            rights = own
+        return CandidateMask(rights | own, negatives, lefts | own)
+
+
+def make_candidates(
+    left_tokens: Int[Array, "B L"],
+    right_tokens: Int[Array, "B M"],
+    negative_tokens: Int[Array, "B N M"] | None = None,
+    *,
+    negative_mask: Bool[Array, "B N"] | None = None,
+    row_mask: Bool[Array, " B"] | None = None,
+    in_batch: Bool[Array, " B"] | None = None,
+    mask_duplicates: bool = False,
+    own_right_only: bool = False,
+) -> Candidates:
+    """Says which texts of a batch are candidates.
+
+    Args:
+        left_tokens: ids of the left texts.
+        right_tokens: ids of the right texts.
+        negative_tokens: ids of the hard negatives, or None.
+        negative_mask: True for real negatives; None means all.
+        row_mask: True for real pairs; None means all.
+        in_batch: False for rows whose only candidates are their own right side and
+            their own hard negatives; None means none such.
+        mask_duplicates: see ``losses.LossConfig``.
+        own_right_only: see ``losses.LossConfig``.
+
+    Raises:
+        ValueError: ``own_right_only`` without hard negatives: left → right would have
+            nothing to tell apart.
+    """
+    if own_right_only and negative_tokens is None:
+        raise ValueError(
+            "LossConfig.own_right_only tells a row's right side from hard negatives, "
+            "and the batch has none. Set DatasetConfig.num_negatives, or "
+            "own_right_only to False."
+        )
+    batch = left_tokens.shape[0]
+    rows = jnp.ones(batch, bool) if row_mask is None else row_mask
+    negatives = None
+    if negative_tokens is not None:
+        real = jnp.broadcast_to(rows[:, None], negative_tokens.shape[:2])
+        if negative_mask is not None:
+            real &= negative_mask
+        negatives = real.reshape(-1)
+    ids = None
+    if mask_duplicates:
+        negative_ids = None
+        if negative_tokens is not None:
+            negative_ids = text_ids(negative_tokens).reshape(-1, 2)
+        ids = (text_ids(left_tokens), text_ids(right_tokens), negative_ids)
+    return Candidates(rows, negatives, ids, in_batch, own_right_only)
+
+
+def text_ids(tokens: Int[Array, "*lead L"]) -> UInt32[Array, "*lead 2"]:
+    """Hashes token rows to 64 bits, so that equal texts get equal ids.
+
+    Padding counts for nothing: the same text padded to another length has the same id.
+    Different texts share an id with a probability of about 2**-60.
+    """
+    weights = np.random.default_rng(0x7E57).integers(
+        0, 2**32, size=(tokens.shape[-1], 2), dtype=np.uint32
+    )
+    products = tokens[..., None].astype(jnp.uint32) * (weights | np.uint32(1))
+    return jnp.sum(products, axis=-2, dtype=jnp.uint32)
+
+
+def _same(a: UInt32[Array, "B 2"], b: UInt32[Array, "C 2"]) -> Bool[Array, "B C"]:
+    return jnp.all(a[:, None] == b[None], axis=-1)
