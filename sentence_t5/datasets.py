@@ -4,7 +4,8 @@
                          (token_cache)    (batching)
 
 A SeqIO task or mixture defines the examples; their order does not come from SeqIO. A
-mistake that would fail late or, worse, quietly train on the wrong thing fails here.
+mistake that would fail late or, worse, quietly train on the wrong thing fails here: half
+of the module is these checks.
 """
 
 import dataclasses
@@ -26,7 +27,7 @@ from sentence_t5 import (
     vocabularies,
 )
 from sentence_t5 import tokenizer as tokenizer_lib
-from sentence_t5.tokenized import TokenizedExamples
+from sentence_t5.tokenized import MixedExamples, TokenizedExamples
 
 _logger = logging.getLogger(__name__)
 
@@ -108,38 +109,6 @@ class DatasetConfig:
         )
 
 
-@dataclasses.dataclass(frozen=True)
-class MixedExamples:
-    """The examples of several tasks, with the rates at which to mix them.
-
-    Attributes:
-      parts: each task's examples and rate; the rates sum to 1.
-    """
-
-    parts: tuple[tuple[TokenizedExamples, float], ...]
-
-    def __len__(self) -> int:
-        return sum(len(examples) for examples, _ in self.parts)
-
-    @property
-    def task_name(self) -> str:
-        """The names of the tasks."""
-        return "+".join(examples.task_name for examples, _ in self.parts)
-
-    @property
-    def fingerprint(self) -> str:
-        """Changes with any example and any rate."""
-        return " ".join(f"{part.fingerprint}@{rate:.6g}" for part, rate in self.parts)
-
-    def row(self, index: int) -> Mapping[str, Any]:
-        """Returns one example; the tasks' rows are numbered end to end."""
-        for examples, _ in self.parts:
-            if index < len(examples):
-                return examples.row(index)
-            index -= len(examples)
-        raise IndexError(f"No such row in a mixture of {len(self)} rows.")
-
-
 Examples = TokenizedExamples | MixedExamples
 
 
@@ -203,7 +172,7 @@ def make_batches(
         schedule = schedules.Schedule(rates, seed=cfg.seed, shuffle=cfg.shuffle)
         shares = [cfg.batch_size] * len(parts)
     else:
-        shares = batch_shares(rates, cfg.batch_size)
+        shares = schedules.batch_shares(rates, cfg.batch_size)
     for (part, rate), share in zip(parts, shares, strict=True):
         if share == 0:
             raise ValueError(
@@ -229,25 +198,6 @@ def make_batches(
         process_count=process_count,
         schedule=schedule,
     )
-
-
-def batch_shares(rates: Sequence[float], batch_size: int) -> list[int]:
-    """Splits a batch by rates: the largest remainders get the rows left over.
-
-    Args:
-      rates: of the tasks of a mixture; their sum does not matter.
-      batch_size: rows to share out.
-
-    Returns:
-      Rows of each task in every batch, summing to `batch_size`.
-    """
-    total = sum(rates)
-    exact = [rate / total * batch_size for rate in rates]
-    shares = [int(value) for value in exact]
-    order = sorted(range(len(rates)), key=lambda i: (shares[i] - exact[i], i))
-    for index in order[: batch_size - sum(shares)]:
-        shares[index] += 1
-    return shares
 
 
 def eval_batches(
@@ -387,39 +337,31 @@ def _check_one_vocabulary(tasks: list[seqio.Task]) -> None:
 
 def _check_negatives(cfg: DatasetConfig, parts: Sequence[TokenizedExamples]) -> None:
     """Compares the negatives that are there with those that are asked for."""
-    totals = {
-        part.task_name: int(part.negative_rows[-1])
-        for part in parts
-        if part.negative_rows is not None
-    }
-    lacking = [name for name, total in totals.items() if not total]
+    having = [part for part in parts if part.negative_rows is not None]
+    lacking = [part for part in having if not part.negative_rows[-1]]
     if not cfg.num_negatives:
-        for name in sorted(totals.keys() - set(lacking)):
+        for part in (part for part in having if part.negative_rows[-1]):
             _logger.warning(
                 "Task %r has %d hard negatives that are NOT USED, because "
                 "DatasetConfig.num_negatives is 0. Set it to use them.",
-                name,
-                totals[name],
+                part.task_name,
+                part.negative_rows[-1],
             )
         return
-    hint = "Set num_negatives to 0 or name another column."
-    alone = [
-        part.task_name
-        for part in parts
-        if part.task_name in lacking and not part.in_batch_negatives
-    ]
-    if alone:
-        hint = "It has no in-batch negatives either: leave it out."
-    if alone or (lacking and len(lacking) == len(parts)):
+    for part in lacking:
+        hint = "Set num_negatives to 0 or name another column."
+        if not part.in_batch_negatives:
+            hint = "It has no in-batch negatives either: leave it out."
+        elif len(lacking) < len(parts):
+            _logger.warning(
+                "No row of task %r has hard negatives: it is told apart from other "
+                "rows alone.",
+                part.task_name,
+            )
+            continue
         raise ValueError(
             f"DatasetConfig.num_negatives={cfg.num_negatives}, but no row of task "
-            f"{(alone or lacking)[0]!r} has any {names.NEGATIVE_TARGETS!r}. {hint}"
-        )
-    for name in lacking:
-        _logger.warning(
-            "No row of task %r has hard negatives: other rows are all it is told "
-            "apart from.",
-            name,
+            f"{part.task_name!r} has any {names.NEGATIVE_TARGETS!r}. {hint}"
         )
 
 

@@ -141,40 +141,16 @@ def make_report(
     prompt = instructions.choose(
         instruction, prompt_name, model.prompts, model.default_prompt
     )
-    # What was chosen, "" if it is nothing: the default is not asked for again.
-    text = prompt or ""
+    options = {
+        "max_length": max_length,
+        # What was chosen, "" if it is nothing: the default is not asked for again.
+        "instruction": prompt or "",
+    }
     entries, results = [], []
     for sts_set in sets:
-        result = score(
-            model,
-            sts_set,
-            batch_size=batch_size,
-            max_length=max_length,
-            instruction=text,
-        )
-        sentences = sts_set.sentences1 + sts_set.sentences2
-        num_truncated = int(
-            model.truncated(sentences, max_length, instruction=text).sum()
-        )
-        problem = sts_sets.size_problem(sts_set)
-        notes = _notes(result, problem)
-        if num_truncated:
-            notes.append(
-                f"{num_truncated} of {len(sentences)} texts truncated (max "
-                f"{max_length} tokens)."
-            )
+        result = score(model, sts_set, batch_size=batch_size, **options)
         results.append(result)
-        entries.append(
-            {
-                "name": sts_set.name,
-                "sha256": sts_set.sha256,
-                "pairs": len(sts_set.scores),
-                "texts_truncated": num_truncated,
-                "comparable": problem is None,
-                "notes": notes,
-                **result.to_dict(),
-            }
-        )
+        entries.append(_entry(model, sts_set, result, options))
     return {
         "format_version": 1,
         "model": _describe(model),
@@ -188,6 +164,33 @@ def make_report(
         "average": _average({s.name: r for s, r in zip(sets, results, strict=True)})
         if sets
         else None,
+    }
+
+
+def _entry(
+    model: inference.SentenceT5,
+    sts_set: sts_sets.StsSet,
+    result: sts.StsResult,
+    options: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Returns a set's part of the report."""
+    sentences = sts_set.sentences1 + sts_set.sentences2
+    num_truncated = int(model.truncated(sentences, **options).sum())
+    problem = sts_sets.size_problem(sts_set)
+    notes = _notes(result, problem)
+    if num_truncated:
+        notes.append(
+            f"{num_truncated} of {len(sentences)} texts truncated (max "
+            f"{options['max_length']} tokens)."
+        )
+    return {
+        "name": sts_set.name,
+        "sha256": sts_set.sha256,
+        "pairs": len(sts_set.scores),
+        "texts_truncated": num_truncated,
+        "comparable": problem is None,
+        "notes": notes,
+        **result.to_dict(),
     }
 
 

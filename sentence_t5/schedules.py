@@ -1,4 +1,6 @@
-"""Which task of a mixture each batch is of, when no batch mixes tasks.
+"""How a mixture's tasks share the batches, or the rows of each batch.
+
+Of whole batches, when no batch mixes tasks:
 
     after n batches, task t has had  C(t, n) - C(t - 1, n)  of them,
     C(t, n) = the integer next to n * (rate 0 + ... + rate t)
@@ -97,3 +99,22 @@ class Schedule:
         firsts = np.cumsum(end - start) - (end - start)
         before[order] = np.arange(self.cycle) - np.repeat(firsts - start, end - start)
         return tasks, before
+
+
+def batch_shares(rates: Sequence[float], batch_size: int) -> list[int]:
+    """Splits a batch by rates: the largest remainders get the rows left over.
+
+    Args:
+      rates: of the tasks of a mixture; their sum does not matter.
+      batch_size: rows to share out.
+
+    Returns:
+      Rows of each task in every batch, summing to `batch_size`.
+    """
+    total = sum(rates)
+    exact = [rate / total * batch_size for rate in rates]
+    shares = [int(value) for value in exact]
+    order = sorted(range(len(rates)), key=lambda i: (shares[i] - exact[i], i))
+    for index in order[: batch_size - sum(shares)]:
+        shares[index] += 1
+    return shares

@@ -114,6 +114,38 @@ class TokenizedExamples:
         return row
 
 
+@dataclasses.dataclass(frozen=True)
+class MixedExamples:
+    """The examples of several tasks, with the rates at which to mix them.
+
+    Attributes:
+      parts: each task's examples and rate; the rates sum to 1.
+    """
+
+    parts: tuple[tuple[TokenizedExamples, float], ...]
+
+    def __len__(self) -> int:
+        return sum(len(examples) for examples, _ in self.parts)
+
+    @property
+    def task_name(self) -> str:
+        """The names of the tasks."""
+        return "+".join(examples.task_name for examples, _ in self.parts)
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes with any example and any rate."""
+        return " ".join(f"{part.fingerprint}@{rate:.6g}" for part, rate in self.parts)
+
+    def row(self, index: int) -> Mapping[str, Any]:
+        """Returns one example; the tasks' rows are numbered end to end."""
+        for examples, _ in self.parts:
+            if index < len(examples):
+                return examples.row(index)
+            index -= len(examples)
+        raise IndexError(f"No such row in a mixture of {len(self)} rows.")
+
+
 class Writer:
     """Appends blocks of rows to the files of one folder."""
 

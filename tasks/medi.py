@@ -93,17 +93,11 @@ def mixture(
                 f"{path} has no task_id {', '.join(unknown)}; it has "
                 f"{', '.join(file.places)}."
             )
-    kept = {}
-    for task_id, places in file.places.items():
-        if only is not None and task_id not in only:
-            continue
-        if len(places) < min_rows:
-            _logger.warning(
-                "%s: task %s is left out: %d rows, min_rows is %d.",
-                path, task_id, len(places), min_rows,
-            )  # fmt: skip
-            continue
-        kept[task_id] = sample(places, max_rows, seed)
+    kept = {
+        task_id: sample(places, max_rows, seed)
+        for task_id, places in file.places.items()
+        if (only is None or task_id in only) and _is_large(file, task_id, min_rows)
+    }
     if not kept:
         raise ValueError(f"{path}: no task has min_rows={min_rows} rows.")
     tasks = [
@@ -145,6 +139,17 @@ def scan(path: str) -> File:
         {task_id: np.array(found, np.int64) for task_id, found in places.items()},
         has_negatives,
     )
+
+
+def _is_large(file: File, task_id: str, min_rows: int) -> bool:
+    """Says whether a task has enough rows, and in the log if it hasn't."""
+    num_rows = len(file.places[task_id])
+    if num_rows < min_rows:
+        _logger.warning(
+            "%s: task %s is left out: %d rows, min_rows is %d.",
+            file.path, task_id, num_rows, min_rows,
+        )  # fmt: skip
+    return num_rows >= min_rows
 
 
 def sample(places: np.ndarray, max_rows: int | None, seed: int) -> np.ndarray:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import seqio
 
-from sentence_t5 import datasets, vocabularies
+from sentence_t5 import datasets, schedules, vocabularies
 from sentence_t5.tasks import files, sts, synthetic, text_pairs
 
 DATA = pathlib.Path(os.environ.get("SENTENCE_T5_TEST_DATA", ""))
@@ -285,7 +285,7 @@ def test_mixture_by_rate(make_task):
     ],
 )
 def test_batch_shares(rates, batch_size, expected):
-    assert datasets.batch_shares(rates, batch_size) == expected
+    assert schedules.batch_shares(rates, batch_size) == expected
 
 
 def test_mixture_that_cannot_be(make_task):

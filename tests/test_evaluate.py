@@ -37,17 +37,20 @@ class FakeModel:
     tokenizer = Tokenizer(VOCABULARY)
     max_length = 16
     step = 3
+    default_prompt = None
 
     def __init__(self, collapsed=False):
         self.collapsed = collapsed
         self.encoded = []
+        self.prompts = {}
 
     def encode(self, texts, **options):
         self.encoded += texts
         angles = np.array([0.0 if self.collapsed else float(t) for t in texts])
         return np.stack([np.cos(angles), np.sin(angles)], 1).astype(np.float32)
 
-    def truncated(self, texts, max_length):
+    def truncated(self, texts, max_length, instruction):
+        assert instruction == ""
         return np.array([len(text) > max_length for text in texts])
 
 

@@ -122,7 +122,7 @@ def test_row_of_another_form(tmp_path, change, message):
 
 
 def test_file_of_another_form(tmp_path):
-    with pytest.raises(ValueError, match="expected a JSON object, got list"):
+    with pytest.raises(ValueError, match="line 1: 'query' must be"):
         medi.scan(write(tmp_path / "m.json", [[record(0)]]))
     with pytest.raises(ValueError, match="expected a JSONL file"):
         medi.scan(write(tmp_path / "m.tsv", []))
