@@ -4,8 +4,8 @@
                          (token_cache)    (batching)
 
 A SeqIO task or mixture defines the examples; their order does not come from SeqIO. A
-mistake that would fail late or, worse, quietly train on the wrong thing fails here: half
-of the module is these checks.
+mistake that would fail late or, worse, quietly train on the wrong thing fails here:
+half of the module is these checks.
 """
 
 import dataclasses
