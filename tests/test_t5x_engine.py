@@ -5,6 +5,7 @@ script in processes of its own.
 """
 
 import json
+import os
 import pathlib
 import shutil
 import subprocess
@@ -155,20 +156,32 @@ EVAL_BATCH_SIZE = 384
 """
 
 
-def run_t5x(model_dir, *arguments):
-    script = pathlib.Path(t5x.train.__file__)
+# Rounding grows from step to step. On one device both engines run the same program, on
+# several its sums are ordered differently.
+DEVICES = {"mean": 2, "first": 1, "encdec": 1}
+
+
+def start(script, pooling, *arguments):
+    """Trains in a process of its own."""
+    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count="
     done = subprocess.run(
-        [sys.executable, script, *arguments, f"--gin.MODEL_DIR='{model_dir}'", *SHORT],
+        [sys.executable, *script, f"--gin_file=gin/st5_tiny_{pooling}.gin", *arguments],
         cwd=ROOT,
+        env={**os.environ, "XLA_FLAGS": f"{flags}{DEVICES[pooling]}"},
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stderr[-5000:]
 
 
-def run_ours(model_dir, *arguments):
-    assert gin_files.main([*arguments, f"--model_dir={model_dir}", *SHORT]) == 0
-    gin.clear_config()
+def run_t5x(model_dir, pooling, *arguments):
+    place = f"--gin.MODEL_DIR='{model_dir}'"
+    start([t5x.train.__file__], pooling, *SHORT, place, *arguments)
+
+
+def run_ours(model_dir, pooling, *arguments):
+    place = f"--model_dir={model_dir}"
+    start(["-m", "sentence_t5.train"], pooling, *SHORT, place, *arguments)
 
 
 def read(model_dir) -> dict[int, dict[str, float]]:
@@ -182,26 +195,26 @@ def read(model_dir) -> dict[int, dict[str, float]]:
 
 @pytest.fixture(scope="module", params=["mean", "first", "encdec"])
 def both(request, tmp_path_factory):
-    """Runs both engines, each pooling in another way.
+    """Runs both engines, each pooling in a way of its own.
 
     Mean with held-out pairs, first with dropout and AdamW and without hard negatives,
     encdec from the weights of a checkpoint and with scanned layers.
     """
-    folder = tmp_path_factory.mktemp(request.param)
-    arguments = [f"--gin_file=gin/st5_tiny_{request.param}.gin"]
-    if request.param == "mean":
+    pooling = request.param
+    folder = tmp_path_factory.mktemp(pooling)
+    if pooling == "mean":
         (folder / "held_out.gin").write_text(HELD_OUT)
-        arguments += [f"--gin_file={folder}/held_out.gin"]
-    elif request.param == "first":
-        arguments += ["--gin_file=gin/optim/adamw.gin", "--gin.NUM_NEGATIVES=0"]
+        arguments = [f"--gin_file={folder}/held_out.gin"]
+    elif pooling == "first":
+        arguments = ["--gin_file=gin/optim/adamw.gin", "--gin.NUM_NEGATIVES=0"]
         arguments += ["--gin.T5Config.dropout_rate=0.1"]
     else:
-        run_ours(folder / "start", *arguments, "--seed=5", "--train_steps=1")
-        arguments += [f"--gin.INITIAL_CHECKPOINT_PATH='{folder}/start'"]
+        run_ours(folder / "start", pooling, "--seed=5", "--gin.TRAIN_STEPS=1")
+        arguments = [f"--gin.INITIAL_CHECKPOINT_PATH='{folder}/start'"]
         arguments += ["--gin.T5Config.scan_layers=True"]
-    run_t5x(folder / "t5x", *arguments)
-    run_ours(folder / "ours", *arguments)
-    return request.param, folder, arguments
+    run_t5x(folder / "t5x", pooling, *arguments)
+    run_ours(folder / "ours", pooling, *arguments)
+    return pooling, folder, arguments
 
 
 @pytest.mark.slow
@@ -233,12 +246,12 @@ def test_losses_and_scores_are_those_of_our_trainer(both):
 def test_the_saved_model_is_ours(both):
     _, folder, _ = both
     vectors = [SentenceT5.load(folder / name).encode(TEXTS) for name in ("ours", "t5x")]
-    np.testing.assert_allclose(*vectors, atol=1e-3)
+    np.testing.assert_allclose((vectors[0] * vectors[1]).sum(axis=1), 1, atol=1e-4)
     first = [
         SentenceT5.load(folder / name, 0).encode(TEXTS) for name in ("ours", "t5x")
     ]
     np.testing.assert_allclose(*first, atol=1e-6)
-    assert np.abs(vectors[1] - first[1]).max() > 0.1
+    assert (vectors[1] * first[1]).sum(axis=1).max() < 0.9
 
 
 @pytest.mark.slow
@@ -259,10 +272,10 @@ def test_the_written_config_is_the_same(both):
 @pytest.mark.entry
 def test_t5x_goes_on_where_it_was(both):
     """Step 20 is taken away: steps 11 to 20 come again, on the same rows."""
-    _, folder, arguments = both
+    pooling, folder, arguments = both
     before = read(folder / "t5x")
     shutil.rmtree(folder / "t5x" / f"checkpoint_{STEPS}")
-    run_t5x(folder / "t5x", *arguments)
+    run_t5x(folder / "t5x", pooling, *arguments)
     after = read(folder / "t5x")
     for step in range(1, STEPS + 1):
         assert after[step]["train/loss"] == before[step]["train/loss"], step
@@ -272,9 +285,9 @@ def test_t5x_goes_on_where_it_was(both):
 @pytest.mark.slow
 @pytest.mark.entry
 def test_other_data_on_resuming_is_an_error(both):
-    _, folder, arguments = both
+    pooling, folder, arguments = both
     shutil.rmtree(folder / "t5x" / f"checkpoint_{STEPS}")
     with pytest.raises(
         AssertionError, match=r"on other data: batch_size was 64, now 32"
     ):
-        run_t5x(folder / "t5x", *arguments, "--gin.BATCH_SIZE=32")
+        run_t5x(folder / "t5x", pooling, *arguments, "--gin.BATCH_SIZE=32")
