@@ -70,8 +70,10 @@ def prepare(argv: Sequence[str]) -> "Hooks":
         ConfigError: a mistake in the files or flags.
     """
     config = load(argv)
-    arguments = config.arguments(lock=False)
-    _check(arguments)
+    with preflight.together("reading the configuration"):
+        arguments = config.arguments(lock=False)
+        _check(arguments)
+    preflight.check_same("configuration", config.text())
     hooks = Hooks(arguments)
     with gin.config._parse_scope():  # Selectors are looked up in full, not as imports.
         for name, function in hooks.bindings().items():
@@ -128,7 +130,7 @@ class Hooks:
         self._encoder = arguments["model"].encoder
         self._model_dir: str = arguments["model_dir"]
         self._checkpoint_cfg: checkpoints.CheckpointConfig = arguments["checkpoint_cfg"]
-        self._infer_eval_cfg = arguments["infer_eval_dataset_cfg"]
+        self._infer_eval_cfg = arguments.get("infer_eval_dataset_cfg")
         self._seed: int = arguments["random_seed"]
 
     def __deepcopy__(self, memo: Any) -> "Hooks":
