@@ -27,9 +27,9 @@ with warnings.catch_warnings():
     import t5x.train
     from t5x import utils as t5x_utils
 
-    from sentence_t5.t5x_engine import launch, state, trainer
+    from sentence_t5.t5x_engine import data, launch, state, trainer
 
-from sentence_t5 import SentenceT5, engine, gin_reader, partitioning
+from sentence_t5 import SentenceT5, engine, gin_reader, names, partitioning
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 RUN_FILES = sorted(path.name for path in (ROOT / "gin").glob("st5_*.gin"))
@@ -131,6 +131,16 @@ def test_checkpoints_by_score_are_refused_and_periods_reach_orbax():
     config = state.CheckpointConfig(save_period=7, keep=2, keep_period=14)
     assert (config.save.period, config.save.keep) == (7, 2)
     assert config.save.checkpointer_cls.keywords["force_keep_period"] == 14
+
+
+def test_what_t5x_does_not_carry_is_refused():
+    batch = {names.LEFT_TOKENS: 1, names.RIGHT_TOKENS: 2, names.ROW_MASK: 3}
+    assert len(data.to_features(batch)) == 2
+    batch[names.LEFT_INSTRUCTION_LENGTHS] = 4
+    with pytest.raises(
+        ValueError, match=r"left_instruction_lengths.*sentence-t5 train"
+    ):
+        data.to_features(batch)
 
 
 def test_one_microbatch_is_none():

@@ -21,6 +21,8 @@ _FEATURES = {
     names.RIGHT_TOKENS: feature_converters.RIGHT,
     names.NEGATIVE_TOKENS: feature_converters.NEGATIVES,
 }
+# What the model makes from the tokens, or the evaluation keeps beside them.
+_FOLLOWS = {names.NEGATIVE_MASK, names.ROW_MASK, names.SCORES}
 
 
 class DatasetConfig(datasets.DatasetConfig):
@@ -113,7 +115,17 @@ class EvalBatches:
 
 
 def to_features(batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Renames the tokens of a batch; masks follow from them."""
+    """Renames the tokens of a batch; masks follow from them.
+
+    Raises:
+        ValueError: the batch has instructions, or rows without in-batch negatives.
+    """
+    lost = sorted(batch.keys() - _FEATURES.keys() - _FOLLOWS)
+    if lost:
+        raise ValueError(
+            f"The data has {', '.join(lost)}, which training under T5X does not carry: "
+            "run this file by `sentence-t5 train`."
+        )
     return {new: batch[old] for old, new in _FEATURES.items() if old in batch}
 
 
