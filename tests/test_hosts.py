@@ -62,7 +62,9 @@ def _start(model_dir, processes, devices, *flags):
     ]  # fmt: skip
     env = os.environ | {
         "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+        # Compiled quickly, as in conftest.py.
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices} "
+        "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false",
     }
     address = f"localhost:{_free_port()}"
     started = []
