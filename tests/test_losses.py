@@ -180,8 +180,7 @@ def test_value_and_gradients_equal_brute_force(num_negatives, bidirectional, mas
         assert np.isfinite(ours).all()
 
 
-@pytest.mark.parametrize("block_rows", [1, 2, 3, 6])
-@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize(("block_rows", "bidirectional"), [(1, True), (3, False)])
 def test_walked_in_blocks_it_is_the_same(block_rows, bidirectional):
     arguments = (*make_embeddings(3), make_tokens(3), NEGATIVE_MASK, ROW_MASK)
     options = {
