@@ -147,8 +147,10 @@ def test_a_host_that_dies_ends_the_other_and_both_resume_exactly(tmp_path, victi
     assert time.monotonic() - began < 60
     started[victim].wait()
     # One process goes on where two were, on a mesh of its own.
-    processes, devices = ((2, 4), (1, 8))[victim]
-    _assert_same(_run(killed, processes, devices, *_MESHES["fsdp"]), expected, 0)
+    # Its sums are of another order, so that the last bits may differ.
+    processes, devices, tolerance = ((2, 4, 0), (1, 8, 1e-6))[victim]
+    got = _run(killed, processes, devices, *_MESHES["fsdp"])
+    _assert_same(got, expected, tolerance)
 
 
 def test_sigterm_to_one_host_makes_all_save_the_same_step(tmp_path):
