@@ -69,7 +69,7 @@ def main() -> None:
         devices=len(jax.devices()),
         platform=jax.devices()[0].platform,
         pairs_per_s=round(setup.dataset.batch_size / took["median_s"], 2),
-        gflop_per_s=round(setup.flops().total / took["median_s"] / 1e9, 1),
+        gflop_per_s=round(setup.flops().model / took["median_s"] / 1e9, 1),
         compile_s=round(compile_seconds, 1),
         peak_mb=round(measuring.peak_bytes() / 1e6),
     )
