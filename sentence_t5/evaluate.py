@@ -1,12 +1,13 @@
-"""``sentence-t5 evaluate``: score a trained model on STS files and retrieval sets.
+"""``sentence-t5 evaluate``: score a trained model on files of the usual evaluations.
 
     sentence-t5 evaluate --model_dir=runs/mean --sts STSB.dev.tsv STS16.test.tsv
     sentence-t5 evaluate --model_dir=runs/gtr --beir scifact nfcorpus \
         --query_length=64 --passage_length=512
+    sentence-t5 evaluate --model_dir=runs/mean --geometry STSB.dev.tsv
 
 Prints a table and, with ``--json``, writes a report that also records what was scored
 how: model, step, pooling, lengths, dtype, row counts and hashes of the files. Retrieval
-sets are folders in BEIR's layout; ``evaluate_retrieval`` scores them.
+sets are folders in BEIR's layout. STS is scored here, the rest by ``evaluate_*``.
 """
 
 import argparse
@@ -21,7 +22,13 @@ from typing import Any
 import jax
 
 import sentence_t5
-from sentence_t5 import evaluate_retrieval, inference, instructions, retrieve
+from sentence_t5 import (
+    evaluate_geometry,
+    evaluate_retrieval,
+    inference,
+    instructions,
+    retrieve,
+)
 from sentence_t5.evals import sts, sts_sets
 from sentence_t5.tasks import beir_folder
 
@@ -50,6 +57,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The files first: a bad line should not cost the loading of a model.
         sets = [sts_sets.load_tsv(path, columns) for path in args.sts]
         collections = [beir_folder.load(folder, args.split) for folder in args.beir]
+        clouds = [
+            evaluate_geometry.load(path, columns, args.positive_score)
+            for path in args.geometry
+        ]
         options = retrieve.options_from(
             args, args.max_length, keep_identical_ids=args.keep_identical_ids
         )
@@ -62,16 +73,22 @@ def main(argv: Sequence[str] | None = None) -> int:
             instruction=args.instruction,
             prompt_name=args.prompt_name,
         )
+        encoding = _encoding(report, args)
         report["retrieval"] = [
             evaluate_retrieval.make_entry(model, collection, options)
             for collection in collections
+        ]
+        report["geometry"] = [
+            evaluate_geometry.make_entry(model, cloud, encoding, args.positive_score)
+            for cloud in clouds
         ]
     except (OSError, ValueError, FloatingPointError) as error:
         print(f"evaluate: {error}", file=sys.stderr)
         return 1
     report["model"]["path"] = os.path.abspath(args.model_dir)
-    for path, entry in zip(args.sts, report["sts"], strict=True):
-        entry["file"] = os.path.abspath(path)
+    for part, paths in (("sts", args.sts), ("geometry", args.geometry)):
+        for path, entry in zip(paths, report[part], strict=True):
+            entry["file"] = os.path.abspath(path)
     for path, entry in zip(args.beir, report["retrieval"], strict=True):
         entry["folder"] = os.path.abspath(path)
     print(format_table(report))
@@ -167,6 +184,17 @@ def make_report(
     }
 
 
+def _encoding(report: Mapping[str, Any], args: argparse.Namespace) -> dict[str, Any]:
+    """Returns how texts without sides are encoded, for ``embedding_cache.encode``."""
+    settings = report["settings"]
+    return {
+        "prompt": settings["prompt"] or "",
+        "max_length": settings["max_length"],
+        "batch_size": settings["batch_size"],
+        "cache_dir": args.cache_dir,
+    }
+
+
 def _entry(
     model: inference.SentenceT5,
     sts_set: sts_sets.StsSet,
@@ -202,16 +230,18 @@ def format_table(report: Mapping[str, Any]) -> str:
         f"pooling, projection {model['projection_dim']}, {model['dtype']}"
     )
     parts = []
-    if report["sts"]:
-        header += (
-            f", max_length {settings['max_length']}, {settings['similarity']} "
-            "similarity"
-        )
+    if report["sts"] or report.get("geometry"):
+        header += f", max_length {settings['max_length']}"
+        if report["sts"]:
+            header += f", {settings['similarity']} similarity"
         if settings["prompt"]:
             header += f"\nprompt: {settings['prompt']!r}"
+    if report["sts"]:
         parts.append(_format_sts(report))
     if report.get("retrieval"):
         parts.append(evaluate_retrieval.format_table(report["retrieval"]))
+    if report.get("geometry"):
+        parts.append(evaluate_geometry.format_table(report["geometry"]))
     return "\n\n".join([header, *parts])
 
 
@@ -255,7 +285,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="sentence-t5 evaluate",
         description="Score a trained model on STS files (UTF-8 TSV with a header) and "
-        "on retrieval sets (folders in BEIR's layout).",
+        "retrieval sets (folders in BEIR's layout), and measure how its vectors lie.",
     )
     parser.add_argument("--model_dir", required=True, help="what train wrote")
     parser.add_argument(
@@ -263,6 +293,13 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--beir", default=[], nargs="+", metavar="DIR", help="retrieval sets"
+    )
+    parser.add_argument(
+        "--geometry",
+        default=[],
+        nargs="+",
+        metavar="FILE",
+        help="files to measure how vectors lie: a TSV of pairs, or one text a line",
     )
     parser.add_argument(
         "--step", type=int, help="which checkpoint; the newest by default, 0: untrained"
@@ -279,6 +316,12 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.add_argument(
             f"--{role}_column", metavar="NAME", help="found by its name by default"
         )
+    parser.add_argument(
+        "--positive_score",
+        type=float,
+        default=evaluate_geometry.POSITIVE_SCORE,
+        help="pairs of --geometry scored above it mean the same; %(default)s",
+    )
     group = parser.add_argument_group("for --beir")
     group.add_argument("--split", default="test", help="file of qrels/; test")
     retrieve.add_flags(group)
@@ -288,8 +331,10 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="keep passages with the id of the query, which BEIR leaves out",
     )
     args = parser.parse_args(argv)
-    if not args.sts and not args.beir:
-        parser.error("nothing to score: pass --sts files or --beir folders.")
+    if not (args.sts or args.beir or args.geometry):
+        parser.error(
+            "nothing to score: pass --sts or --geometry files, or --beir folders."
+        )
     return args
 
 
