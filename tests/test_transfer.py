@@ -108,8 +108,8 @@ def make_rows(n, seed, noise=0.8):
 @needs_sklearn
 def test_the_classifier_is_at_the_minimum_of_its_loss():
     x, y = make_rows(60, 0)
-    trainer = transfer._Trainer(lambda: None)
-    fitted = trainer.fit((x, y), 0.5)
+    with transfer._Trainer(lambda: None) as trainer:
+        fitted = trainer.fit((x, y), 0.5)
     assert trainer.num_unconverged == 0
     weights, bias = fitted.coef_[0], fitted.intercept_[0]
     error = 1 / (1 + np.exp(-(x @ weights + bias))) - (y == "1")

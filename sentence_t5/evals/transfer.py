@@ -83,17 +83,17 @@ def nested_cross_validation(
     """
     x, y = data
     _check(data, num_folds + 2)  # so that the inner folds have enough of them too
-    trainer = _Trainer(progress)
     predictions, chosen, dev, test = np.empty_like(y), [], [], []
-    for train, held in _folds(y, num_folds):
-        inner = x[train], y[train]
-        strength, accuracy = _choose(
-            GRID, lambda c, inner=inner: trainer.by_folds(inner, num_folds, c)
-        )
-        predictions[held] = trainer.fit(inner, strength).predict(x[held])
-        chosen.append(strength)
-        dev.append(accuracy)
-        test.append(_accuracy(predictions[held], y[held]))
+    with _Trainer(progress) as trainer:
+        for train, held in _folds(y, num_folds):
+            inner = x[train], y[train]
+            strength, accuracy = _choose(
+                GRID, lambda c, inner=inner: trainer.by_folds(inner, num_folds, c)
+            )
+            predictions[held] = trainer.fit(inner, strength).predict(x[held])
+            chosen.append(strength)
+            dev.append(accuracy)
+            test.append(_accuracy(predictions[held], y[held]))
     return TransferResult(
         float(np.mean(test)),
         float(np.mean(dev)),
@@ -118,10 +118,12 @@ def cross_validated(
         ValueError: a label with too few rows for the folds, or one label only.
     """
     _check(train, num_folds)
-    trainer = _Trainer(progress)
-    return _score_test(
-        trainer, WIDE_GRID, lambda c: trainer.by_folds(train, num_folds, c), train, test
-    )
+    with _Trainer(progress) as trainer:
+
+        def by_folds(c: float) -> float:
+            return trainer.by_folds(train, num_folds, c)
+
+        return _score_test(trainer, WIDE_GRID, by_folds, train, test)
 
 
 def held_out(
@@ -139,12 +141,12 @@ def held_out(
         ValueError: training rows with one label only.
     """
     _check(train, 1)
-    trainer = _Trainer(progress)
+    with _Trainer(progress) as trainer:
 
-    def on_dev(c: float) -> float:
-        return _accuracy(trainer.fit(train, c).predict(dev[0]), dev[1])
+        def on_dev(c: float) -> float:
+            return _accuracy(trainer.fit(train, c).predict(dev[0]), dev[1])
 
-    return _score_test(trainer, GRID, on_dev, train, test)
+        return _score_test(trainer, GRID, on_dev, train, test)
 
 
 def num_fits(splits: int, num_folds: int = NUM_FOLDS) -> int:
@@ -157,12 +159,25 @@ def num_fits(splits: int, num_folds: int = NUM_FOLDS) -> int:
 
 
 class _Trainer:
-    """Fits classifiers and counts those that didn't converge."""
+    """Fits classifiers, and counts those that didn't converge.
+
+    BLAS has one thread meanwhile: sums don't depend on the number of cores then, and
+    fits this small lose by more threads, twentyfold on a busy machine.
+    """
 
     def __init__(self, progress: Progress):
         self._progress = progress
         self._make, self._not_converged = _classifier()
         self.num_unconverged = 0
+
+    def __enter__(self) -> "_Trainer":
+        import threadpoolctl  # scikit-learn depends on it
+
+        self._limits = threadpoolctl.threadpool_limits(1)
+        return self
+
+    def __exit__(self, *_) -> None:
+        self._limits.restore_original_limits()
 
     def fit(self, data: Data, strength: float) -> Any:
         with warnings.catch_warnings(record=True) as caught:
