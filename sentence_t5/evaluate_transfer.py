@@ -20,6 +20,12 @@ _PROTOCOLS = {
     2: f"train and test, C by {transfer.NUM_FOLDS} folds of train",
     3: "train, dev and test",
 }
+# Number of splits -> what scores a task that has so many.
+SCORERS = {
+    1: transfer.nested_cross_validation,
+    2: transfer.cross_validated,
+    3: transfer.held_out,
+}
 # What a reader who compares with published scores must know.
 DIFFERENCE = (
     "The classifier is scikit-learn's logistic regression, as SentEval's option has "
@@ -54,7 +60,7 @@ def make_entry(
     total = transfer.num_fits(len(data))
     with embedding_cache.progress_bar(name, total, 0, "fit", shown=True) as bar:
         try:
-            result = _SCORERS[len(data)](*data, progress=bar.update)
+            result = SCORERS[len(data)](*data, progress=bar.update)
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from error
     num_truncated = int(
@@ -90,13 +96,6 @@ def make_entry(
         "chosen_c": list(result.chosen),
         "notes": _notes(result, len(texts), num_truncated, problem, len(data)),
     }
-
-
-_SCORERS = {
-    1: transfer.nested_cross_validation,
-    2: transfer.cross_validated,
-    3: transfer.held_out,
-}
 
 
 def _features(
