@@ -257,7 +257,9 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         default=evaluate_geometry.POSITIVE_SCORE,
         help="pairs of --geometry scored above it mean the same; %(default)s",
     )
-    group = parser.add_argument_group("for --beir")
+    group = parser.add_argument_group(
+        "for --beir (--cache_dir: --geometry and --transfer too)"
+    )
     group.add_argument("--split", default="test", help="file of qrels/; test")
     retrieve.add_flags(group)
     group.add_argument(

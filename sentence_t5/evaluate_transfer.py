@@ -82,7 +82,7 @@ def make_entry(
             for split, rows in splits.items()
         },
         "protocol": _PROTOCOLS[len(data)],
-        "classifier": _describe_classifier(),
+        "classifier": transfer.describe() | {"difference": DIFFERENCE},
         "embedding_dim": int(vectors.shape[1]),
         "num_labels": len(np.unique(labels)),
         "texts_truncated": num_truncated,
@@ -106,17 +106,6 @@ def _features(
     sides = [np.asarray(side, np.float64) for side in sides]
     features = sides[0] if len(sides) == 1 else transfer.pair_features(*sides)
     return features, split.labels
-
-
-def _describe_classifier() -> dict[str, Any]:
-    import sklearn
-
-    return {
-        "name": "sklearn.linear_model.LogisticRegression",
-        "version": sklearn.__version__,
-        "seed": transfer.SEED,
-        "difference": DIFFERENCE,
-    }
 
 
 def _notes(

@@ -210,6 +210,18 @@ def check_installed() -> None:
     _classifier()
 
 
+def describe() -> dict[str, Any]:
+    """Returns what the scores depend on beside the data, JSON-able."""
+    import sklearn
+
+    return {
+        "name": "sklearn.linear_model.LogisticRegression",
+        "version": sklearn.__version__,
+        "seed": SEED,
+        "max_iterations": _MAX_ITERATIONS,
+    }
+
+
 def _classifier() -> tuple[Callable[[float], Any], type[Warning]]:
     """Returns what makes a classifier of a strength, and its warning."""
     try:
