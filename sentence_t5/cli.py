@@ -11,7 +11,7 @@ from collections.abc import Sequence
 # Verb -> what it does, one line. The module has the verb's name, or one given below.
 VERBS = {
     "train": "train a sentence encoder as gin files say",
-    "evaluate": "score a trained model on STS files and retrieval sets",
+    "evaluate": "score a trained model: STS, retrieval, transfer, geometry",
     "mine": "find hard negatives for training pairs, by a trained model",
     "encode": "turn a file of texts, one a line, into vectors",
     "compile": "compile for a TPU slice without one: memory, traffic, speed",

@@ -1,16 +1,17 @@
-"""``sentence-t5 evaluate``: score a trained model on STS files and retrieval sets.
+"""``sentence-t5 evaluate``: score a trained model on files of the usual evaluations.
 
     sentence-t5 evaluate --model_dir=runs/mean --sts STSB.dev.tsv STS16.test.tsv
     sentence-t5 evaluate --model_dir=runs/gtr --beir scifact nfcorpus \
         --query_length=64 --passage_length=512
+    sentence-t5 evaluate --model_dir=runs/mean --transfer senteval
+    sentence-t5 evaluate --model_dir=runs/mean --geometry STSB.dev.tsv
 
 Prints a table and, with ``--json``, writes a report that also records what was scored
 how: model, step, pooling, lengths, dtype, row counts and hashes of the files. Retrieval
-sets are folders in BEIR's layout; ``evaluate_retrieval`` scores them.
+sets are folders in BEIR's layout. The modules ``evaluate_*`` do the parts.
 """
 
 import argparse
-import dataclasses
 import json
 import logging
 import os
@@ -21,8 +22,16 @@ from typing import Any
 import jax
 
 import sentence_t5
-from sentence_t5 import evaluate_retrieval, inference, instructions, retrieve
-from sentence_t5.evals import sts, sts_sets
+from sentence_t5 import (
+    evaluate_geometry,
+    evaluate_retrieval,
+    evaluate_sts,
+    evaluate_transfer,
+    inference,
+    instructions,
+    retrieve,
+)
+from sentence_t5.evals import sts_sets, transfer, transfer_sets
 from sentence_t5.tasks import beir_folder
 
 _logger = logging.getLogger(__name__)
@@ -41,39 +50,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     args = _parse(argv)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
-    columns = {
-        role: getattr(args, f"{role}_column")
-        for role in _ROLES
-        if getattr(args, f"{role}_column")
-    }
     try:
-        # The files first: a bad line should not cost the loading of a model.
-        sets = [sts_sets.load_tsv(path, columns) for path in args.sts]
-        collections = [beir_folder.load(folder, args.split) for folder in args.beir]
-        options = retrieve.options_from(
-            args, args.max_length, keep_identical_ids=args.keep_identical_ids
-        )
-        model = inference.SentenceT5.load(args.model_dir, args.step, dtype=args.dtype)
-        report = make_report(
-            model,
-            sets,
-            batch_size=args.batch_size,
-            max_length=args.max_length,
-            instruction=args.instruction,
-            prompt_name=args.prompt_name,
-        )
-        report["retrieval"] = [
-            evaluate_retrieval.make_entry(model, collection, options)
-            for collection in collections
-        ]
-    except (OSError, ValueError, FloatingPointError) as error:
+        report = _run(args)
+    except (OSError, ValueError, ImportError, FloatingPointError) as error:
         print(f"evaluate: {error}", file=sys.stderr)
         return 1
-    report["model"]["path"] = os.path.abspath(args.model_dir)
-    for path, entry in zip(args.sts, report["sts"], strict=True):
-        entry["file"] = os.path.abspath(path)
-    for path, entry in zip(args.beir, report["retrieval"], strict=True):
-        entry["folder"] = os.path.abspath(path)
     print(format_table(report))
     if args.json:
         with open(args.json, "w", encoding="utf-8") as file:
@@ -82,35 +63,57 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def score(
-    model: inference.SentenceT5,
-    sts_set: sts_sets.StsSet,
-    *,
-    batch_size: int = 64,
-    max_length: int | None = None,
-    instruction: str | None = None,
-    prompt_name: str | None = None,
-) -> sts.StsResult:
-    """Scores a model on one STS set by the cosine of its vectors.
-
-    The instruction goes before both sides; see ``SentenceT5.encode``.
-    """
-    # Sentences recur within a set: each is encoded once.
-    sentences = list(dict.fromkeys(sts_set.sentences1 + sts_set.sentences2))
-    row = {sentence: i for i, sentence in enumerate(sentences)}
-    vectors = model.encode(
-        sentences,
-        instruction=instruction,
-        prompt_name=prompt_name,
-        batch_size=batch_size,
-        max_length=max_length,
-        on_truncate="ignore",
+def _run(args: argparse.Namespace) -> dict[str, Any]:
+    """Reads the files, then the model, and returns the report of all parts."""
+    columns = {
+        role: getattr(args, f"{role}_column")
+        for role in _ROLES
+        if getattr(args, f"{role}_column")
+    }
+    # The files first: a bad line should not cost the loading of a model.
+    sets = [sts_sets.load_tsv(path, columns) for path in args.sts]
+    collections = [beir_folder.load(folder, args.split) for folder in args.beir]
+    clouds = [
+        evaluate_geometry.load(path, columns, args.positive_score)
+        for path in args.geometry
+    ]
+    transfers = [s for f in args.transfer for s in transfer_sets.load_folder(f)]
+    if transfers:
+        transfer.check_installed()
+    options = retrieve.options_from(
+        args, args.max_length, keep_identical_ids=args.keep_identical_ids
     )
-    left = vectors[[row[sentence] for sentence in sts_set.sentences1]]
-    right = vectors[[row[sentence] for sentence in sts_set.sentences2]]
-    return sts.evaluate(
-        sts_set.by_subset(sts.cosine(left, right)), sts_set.by_subset(sts_set.scores)
+    model = inference.SentenceT5.load(args.model_dir, args.step, dtype=args.dtype)
+    report = make_report(
+        model,
+        sets,
+        batch_size=args.batch_size,
+        max_length=args.max_length,
+        instruction=args.instruction,
+        prompt_name=args.prompt_name,
     )
+    encoding = _encoding(report, args)
+    report["retrieval"] = [
+        evaluate_retrieval.make_entry(model, collection, options)
+        for collection in collections
+    ]
+    report["geometry"] = [
+        evaluate_geometry.make_entry(model, cloud, encoding, args.positive_score)
+        for cloud in clouds
+    ]
+    report["transfer"] = [
+        evaluate_transfer.make_entry(model, transfer_set, encoding)
+        for transfer_set in transfers
+    ]
+    report["model"]["path"] = os.path.abspath(args.model_dir)
+    for part, key, paths in (
+        ("sts", "file", args.sts),
+        ("retrieval", "folder", args.beir),
+        ("geometry", "file", args.geometry),
+    ):
+        for path, entry in zip(paths, report[part], strict=True):
+            entry[key] = os.path.abspath(path)
+    return report
 
 
 def make_report(
@@ -148,9 +151,9 @@ def make_report(
     }
     entries, results = [], []
     for sts_set in sets:
-        result = score(model, sts_set, batch_size=batch_size, **options)
+        result = evaluate_sts.score(model, sts_set, batch_size=batch_size, **options)
         results.append(result)
-        entries.append(_entry(model, sts_set, result, options))
+        entries.append(evaluate_sts.make_entry(model, sts_set, result, options))
     return {
         "format_version": 1,
         "model": _describe(model),
@@ -161,36 +164,22 @@ def make_report(
             "prompt": prompt,
         },
         "sts": entries,
-        "average": _average({s.name: r for s, r in zip(sets, results, strict=True)})
+        "average": evaluate_sts.average(
+            {s.name: r for s, r in zip(sets, results, strict=True)}
+        )
         if sets
         else None,
     }
 
 
-def _entry(
-    model: inference.SentenceT5,
-    sts_set: sts_sets.StsSet,
-    result: sts.StsResult,
-    options: Mapping[str, Any],
-) -> dict[str, Any]:
-    """Returns a set's part of the report."""
-    sentences = sts_set.sentences1 + sts_set.sentences2
-    num_truncated = int(model.truncated(sentences, **options).sum())
-    problem = sts_sets.size_problem(sts_set)
-    notes = _notes(result, problem)
-    if num_truncated:
-        notes.append(
-            f"{num_truncated} of {len(sentences)} texts truncated (max "
-            f"{options['max_length']} tokens)."
-        )
+def _encoding(report: Mapping[str, Any], args: argparse.Namespace) -> dict[str, Any]:
+    """Returns how texts without sides are encoded, for ``embedding_cache.encode``."""
+    settings = report["settings"]
     return {
-        "name": sts_set.name,
-        "sha256": sts_set.sha256,
-        "pairs": len(sts_set.scores),
-        "texts_truncated": num_truncated,
-        "comparable": problem is None,
-        "notes": notes,
-        **result.to_dict(),
+        "prompt": settings["prompt"] or "",
+        "max_length": settings["max_length"],
+        "batch_size": settings["batch_size"],
+        "cache_dir": args.cache_dir,
     }
 
 
@@ -202,60 +191,29 @@ def format_table(report: Mapping[str, Any]) -> str:
         f"pooling, projection {model['projection_dim']}, {model['dtype']}"
     )
     parts = []
-    if report["sts"]:
-        header += (
-            f", max_length {settings['max_length']}, {settings['similarity']} "
-            "similarity"
-        )
+    if report["sts"] or report.get("geometry") or report.get("transfer"):
+        header += f", max_length {settings['max_length']}"
+        if report["sts"]:
+            header += f", {settings['similarity']} similarity"
         if settings["prompt"]:
             header += f"\nprompt: {settings['prompt']!r}"
-        parts.append(_format_sts(report))
+    if report["sts"]:
+        parts.append(evaluate_sts.format_table(report))
     if report.get("retrieval"):
         parts.append(evaluate_retrieval.format_table(report["retrieval"]))
+    if report.get("geometry"):
+        parts.append(evaluate_geometry.format_table(report["geometry"]))
+    if report.get("transfer"):
+        parts.append(evaluate_transfer.format_table(report["transfer"]))
     return "\n\n".join([header, *parts])
-
-
-def _format_sts(report: Mapping[str, Any]) -> str:
-    """Returns the table of the STS sets, Spearman and Pearson × 100."""
-    lines = []
-    rows = [("set", "over", "pairs", "Spearman", "Pearson")]
-    for entry in report["sts"]:
-        num_subsets = len(entry["subsets"])
-        cells = {"all": entry["all"]}
-        if num_subsets > 1:
-            cells |= entry["subsets"]
-            cells[f"mean of {num_subsets}"] = entry["mean"]
-            cells[f"wmean of {num_subsets}"] = entry["wmean"]
-        for over, value in cells.items():
-            rows.append(
-                (
-                    entry["name"],
-                    over,
-                    str(value["n"]),
-                    _cell(value["spearman"]),
-                    _cell(value["pearson"]),
-                )
-            )
-    if len(report["sts"]) > 1:
-        average = report["average"]
-        over = f"mean of {len(report['sts'])} sets' all"
-        rows.append(
-            ("", over, "", _cell(average["spearman"]), _cell(average["pearson"]))
-        )
-    widths = [max(len(row[i]) for row in rows) for i in range(5)]
-    for row in rows:
-        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
-        cells[2:] = [cell.strip().rjust(len(cell)) for cell in cells[2:]]
-        lines.append("  ".join(cells))
-    notes = [f"{e['name']}: {note}" for e in report["sts"] for note in e["notes"]]
-    return "\n".join(lines + [f"NOTE {note}" for note in notes])
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="sentence-t5 evaluate",
-        description="Score a trained model on STS files (UTF-8 TSV with a header) and "
-        "on retrieval sets (folders in BEIR's layout).",
+        description="Score a trained model on STS files (UTF-8 TSV with a header), "
+        "retrieval sets (folders in BEIR's layout) and SentEval's transfer tasks, and "
+        "measure how its vectors lie.",
     )
     parser.add_argument("--model_dir", required=True, help="what train wrote")
     parser.add_argument(
@@ -263,6 +221,20 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--beir", default=[], nargs="+", metavar="DIR", help="retrieval sets"
+    )
+    parser.add_argument(
+        "--geometry",
+        default=[],
+        nargs="+",
+        metavar="FILE",
+        help="files to measure how vectors lie: a TSV of pairs, or one text a line",
+    )
+    parser.add_argument(
+        "--transfer",
+        default=[],
+        nargs="+",
+        metavar="DIR",
+        help="folders of SentEval's tasks: MR.tsv, TREC.train.tsv, TREC.test.tsv, ...",
     )
     parser.add_argument(
         "--step", type=int, help="which checkpoint; the newest by default, 0: untrained"
@@ -279,7 +251,15 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.add_argument(
             f"--{role}_column", metavar="NAME", help="found by its name by default"
         )
-    group = parser.add_argument_group("for --beir")
+    parser.add_argument(
+        "--positive_score",
+        type=float,
+        default=evaluate_geometry.POSITIVE_SCORE,
+        help="pairs of --geometry scored above it mean the same; %(default)s",
+    )
+    group = parser.add_argument_group(
+        "for --beir (--cache_dir: --geometry and --transfer too)"
+    )
     group.add_argument("--split", default="test", help="file of qrels/; test")
     retrieve.add_flags(group)
     group.add_argument(
@@ -288,8 +268,11 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="keep passages with the id of the query, which BEIR leaves out",
     )
     args = parser.parse_args(argv)
-    if not args.sts and not args.beir:
-        parser.error("nothing to score: pass --sts files or --beir folders.")
+    if not (args.sts or args.beir or args.geometry or args.transfer):
+        parser.error(
+            "nothing to score: pass --sts or --geometry files, or --beir or --transfer "
+            "folders."
+        )
     return args
 
 
@@ -308,31 +291,6 @@ def _describe(model: inference.SentenceT5) -> dict[str, Any]:
         "vocabulary": model.tokenizer.describe(),
         "versions": {"sentence_t5": sentence_t5.__version__, "jax": jax.__version__},
     }
-
-
-def _notes(result: sts.StsResult, problem: str | None) -> list[str]:
-    """Returns what a reader of the scores must know."""
-    notes = [problem] if problem else []
-    if result.collapsed:
-        notes.append(
-            "collapsed embeddings: every pair has the cosine "
-            f"{result.similarity_mean:.6g}, so that nothing is ranked."
-        )
-    named = {"all": result.all, **result.subsets}
-    if len(result.subsets) > 1:
-        named |= {"mean": result.mean, "wmean": result.wmean}
-    notes += [f"{k} is undefined: {c.reason}." for k, c in named.items() if c.reason]
-    return notes
-
-
-def _average(results: Mapping[str, sts.StsResult]) -> dict[str, Any]:
-    """Averages the pooled correlations over sets; undefined if one of them is."""
-    pooled = sts.average({name: r.all for name, r in results.items()}, weighted=False)
-    return dataclasses.asdict(pooled)
-
-
-def _cell(value: float | None) -> str:
-    return "undefined" if value is None else f"{value:.2f}"
 
 
 if __name__ == "__main__":

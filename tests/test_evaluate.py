@@ -183,7 +183,8 @@ def sts_file(tmp_path_factory):
 def test_command_writes_what_it_scored_and_how(model_dir, sts_file, tmp_path, capsys):
     target = tmp_path / "report.json"
     flags = [f"--model_dir={model_dir}", f"--sts={sts_file}", f"--json={target}"]
-    assert evaluate.main([*flags, "--batch_size=2"]) == 0
+    more = ["--batch_size=2", f"--geometry={sts_file}"]
+    assert evaluate.main([*flags, *more]) == 0
     table = capsys.readouterr().out
     report = json.loads(target.read_text())
     model, entry = report["model"], report["sts"][0]
@@ -203,6 +204,13 @@ def test_command_writes_what_it_scored_and_how(model_dir, sts_file, tmp_path, ca
     right = loaded.encode(sts_set.sentences2)
     want = sts.spearman((left * right).sum(1), sts_set.scores)
     assert entry["all"]["spearman"] == pytest.approx(want, abs=1e-4)
+    (cloud,) = report["geometry"]
+    sentences = list(dict.fromkeys(sts_set.sentences1 + sts_set.sentences2))
+    cosines = (vectors := loaded.encode(sentences)) @ vectors.T
+    n = len(sentences)
+    assert (cloud["texts"], cloud["sha256"]) == (n, entry["sha256"])
+    mean = (cosines.sum() - np.trace(cosines)) / (n * (n - 1))
+    assert cloud["average_cosine"] == pytest.approx(mean, abs=1e-4)
     # Step 0 is another model.
     assert evaluate.main([*flags, "--step=0"]) == 0
     untrained = json.loads(target.read_text())

@@ -18,6 +18,7 @@ LAYERS = {
     4: [  # Verbs, and what they are made of.
         *["train", "evaluate", "encode", "mine", "config", "compile", "cli"],
         *["embedding_cache", "retrieve", "evaluate_retrieval"],
+        *["evaluate_sts", "evaluate_geometry", "evaluate_transfer"],
         *["mining", "mining_files"],
         *[
             "compile_report",

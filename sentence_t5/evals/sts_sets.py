@@ -5,13 +5,14 @@ a header and, if the set has them, a column of subsets. The metric is in ``sts``
 """
 
 import dataclasses
-import hashlib
 import math
 import os
 import re
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+
+from sentence_t5.evals import tsv_files
 
 # Pairs in the sets that papers score. STS13 is without SMT, which is not public.
 KNOWN_SIZES = {
@@ -28,7 +29,6 @@ _COLUMN_NAMES = {
     "sentence2": ("sentence2", "sentence_2", "sentence_b", "text2", "right"),
     "subset": ("subset", "genre", "split_name"),
 }
-_OPTIONAL_COLUMNS = ("subset",)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +39,7 @@ class StsSet:
         name: the file's name without folder and ending.
         sentences1: first sentences.
         sentences2: second sentences, as many.
-        scores: gold scores, float64 [n].
+        scores: gold scores, float64 [n]; NaN where the file has no such column.
         subsets: the subset of each pair; one name for all where the file has no column.
         sha256: hex digest of the file.
     """
@@ -73,7 +73,9 @@ def size_problem(sts_set: StsSet) -> str | None:
 
 
 def load_tsv(
-    path: str | os.PathLike, columns: Mapping[str, str] | None = None
+    path: str | os.PathLike,
+    columns: Mapping[str, str] | None = None,
+    optional: Sequence[str] = ("subset",),
 ) -> StsSet:
     """Reads scored pairs from a UTF-8 TSV with a header, without quoting.
 
@@ -81,6 +83,7 @@ def load_tsv(
         path: the file.
         columns: header names by role (``score``, ``sentence1``, ``sentence2``,
             ``subset``); roles left out are found by their usual names.
+        optional: roles that a file may lack, of ``score`` and ``subset``.
 
     Returns:
         The set, named after the file.
@@ -88,72 +91,48 @@ def load_tsv(
     Raises:
         ValueError: a missing column, no rows, or a bad line, which is named.
     """
-    with open(path, "rb") as file:
-        content = file.read()
+    table = tsv_files.read(path, "pair")
     name = os.path.splitext(os.path.basename(path))[0]
-    lines = content.removeprefix(b"\xef\xbb\xbf").split(b"\n")
-    if lines[-1] == b"":
-        lines.pop()
-    rows = [_decode(path, number, line) for number, line in enumerate(lines, start=1)]
-    if len(rows) < 2:
-        raise ValueError(f"{path}: 0 rows; expected a header and at least one pair.")
-    header = rows[0]
     index = {
-        role: _find_column(path, header, role, (columns or {}).get(role))
+        role: _find_column(table, role, (columns or {}).get(role), role in optional)
         for role in _COLUMN_NAMES
     }
-    scores, cells = [], {"sentence1": [], "sentence2": [], "subset": []}
-    for number, row in enumerate(rows[1:], start=2):
-        if len(row) != len(header):
-            raise ValueError(
-                f"{path}, line {number}: got {len(row)} fields, the header has "
-                f"{len(header)}."
-            )
-        scores.append(_parse_score(path, number, row[index["score"]]))
-        for role, values in cells.items():
-            values.append(name if index[role] is None else row[index[role]])
+    num_rows = len(table.rows)
+    scores, subsets = (math.nan,) * num_rows, (name,) * num_rows
+    if index["score"] is not None:
+        cells = enumerate(table.column(index["score"]), start=2)
+        scores = [_parse_score(path, number, cell) for number, cell in cells]
+    if index["subset"] is not None:
+        subsets = table.column(index["subset"])
     return StsSet(
         name=name,
-        sentences1=tuple(cells["sentence1"]),
-        sentences2=tuple(cells["sentence2"]),
+        sentences1=table.column(index["sentence1"]),
+        sentences2=table.column(index["sentence2"]),
         scores=np.array(scores),
-        subsets=tuple(cells["subset"]),
-        sha256=hashlib.sha256(content).hexdigest(),
+        subsets=subsets,
+        sha256=table.sha256,
     )
-
-
-def _decode(path: str | os.PathLike, number: int, line: bytes) -> list[str]:
-    """Splits one line into fields."""
-    try:
-        return line.removesuffix(b"\r").decode("utf-8").split("\t")
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"{path}, line {number}: byte {error.start} is not UTF-8 "
-            f"(0x{line[error.start]:02x}). Convert the file to UTF-8."
-        ) from error
 
 
 def _find_column(
-    path: str | os.PathLike, header: Sequence[str], role: str, name: str | None
+    table: tsv_files.Table, role: str, name: str | None, optional: bool
 ) -> int | None:
     """Returns the position of a role's column; None for an absent optional one."""
-    lower = [cell.strip().lower() for cell in header]
     if name is not None:
-        if name not in header:
+        if name not in table.header:
             raise ValueError(
-                f"{path}: no column {name!r} for {role}; the header has "
-                f"{', '.join(header)}."
+                f"{table.path}: no column {name!r} for {role}; the header has "
+                f"{', '.join(table.header)}."
             )
-        return list(header).index(name)
-    for candidate in _COLUMN_NAMES[role]:
-        if candidate in lower:
-            return lower.index(candidate)
-    if role in _OPTIONAL_COLUMNS:
-        return None
-    raise ValueError(
-        f"{path}: no column for {role}; the header has {', '.join(header)}, expected "
-        f"one of {', '.join(_COLUMN_NAMES[role])}. Name it with --{role}_column."
-    )
+        return table.header.index(name)
+    found = table.find(_COLUMN_NAMES[role])
+    if found is None and not optional:
+        raise ValueError(
+            f"{table.path}: no column for {role}; the header has "
+            f"{', '.join(table.header)}, expected one of "
+            f"{', '.join(_COLUMN_NAMES[role])}. Name it with --{role}_column."
+        )
+    return found
 
 
 def _parse_score(path: str | os.PathLike, number: int, cell: str) -> float:

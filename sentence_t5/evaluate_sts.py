@@ -1,0 +1,127 @@
+"""The STS part of ``sentence-t5 evaluate``: cosines against human scores."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from sentence_t5 import inference
+from sentence_t5.evals import sts, sts_sets
+
+
+def score(
+    model: inference.SentenceT5,
+    sts_set: sts_sets.StsSet,
+    *,
+    batch_size: int = 64,
+    max_length: int | None = None,
+    instruction: str | None = None,
+    prompt_name: str | None = None,
+) -> sts.StsResult:
+    """Scores a model on one STS set by the cosine of its vectors.
+
+    The instruction goes before both sides; see ``SentenceT5.encode``.
+    """
+    # Sentences recur within a set: each is encoded once.
+    sentences = list(dict.fromkeys(sts_set.sentences1 + sts_set.sentences2))
+    row = {sentence: i for i, sentence in enumerate(sentences)}
+    vectors = model.encode(
+        sentences,
+        instruction=instruction,
+        prompt_name=prompt_name,
+        batch_size=batch_size,
+        max_length=max_length,
+        on_truncate="ignore",
+    )
+    left = vectors[[row[sentence] for sentence in sts_set.sentences1]]
+    right = vectors[[row[sentence] for sentence in sts_set.sentences2]]
+    return sts.evaluate(
+        sts_set.by_subset(sts.cosine(left, right)), sts_set.by_subset(sts_set.scores)
+    )
+
+
+def make_entry(
+    model: inference.SentenceT5,
+    sts_set: sts_sets.StsSet,
+    result: sts.StsResult,
+    options: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Returns a set's part of the report."""
+    sentences = sts_set.sentences1 + sts_set.sentences2
+    num_truncated = int(model.truncated(sentences, **options).sum())
+    problem = sts_sets.size_problem(sts_set)
+    notes = _notes(result, problem)
+    if num_truncated:
+        notes.append(
+            f"{num_truncated} of {len(sentences)} texts truncated (max "
+            f"{options['max_length']} tokens)."
+        )
+    return {
+        "name": sts_set.name,
+        "sha256": sts_set.sha256,
+        "pairs": len(sts_set.scores),
+        "texts_truncated": num_truncated,
+        "comparable": problem is None,
+        "notes": notes,
+        **result.to_dict(),
+    }
+
+
+def format_table(report: Mapping[str, Any]) -> str:
+    """Returns the table of the STS sets, Spearman and Pearson × 100."""
+    lines = []
+    rows = [("set", "over", "pairs", "Spearman", "Pearson")]
+    for entry in report["sts"]:
+        num_subsets = len(entry["subsets"])
+        cells = {"all": entry["all"]}
+        if num_subsets > 1:
+            cells |= entry["subsets"]
+            cells[f"mean of {num_subsets}"] = entry["mean"]
+            cells[f"wmean of {num_subsets}"] = entry["wmean"]
+        for over, value in cells.items():
+            rows.append(
+                (
+                    entry["name"],
+                    over,
+                    str(value["n"]),
+                    _cell(value["spearman"]),
+                    _cell(value["pearson"]),
+                )
+            )
+    if len(report["sts"]) > 1:
+        average = report["average"]
+        over = f"mean of {len(report['sts'])} sets' all"
+        rows.append(
+            ("", over, "", _cell(average["spearman"]), _cell(average["pearson"]))
+        )
+    widths = [max(len(row[i]) for row in rows) for i in range(5)]
+    for row in rows:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        cells[2:] = [cell.strip().rjust(len(cell)) for cell in cells[2:]]
+        lines.append("  ".join(cells))
+    notes = [f"{e['name']}: {note}" for e in report["sts"] for note in e["notes"]]
+    return "\n".join(lines + [f"NOTE {note}" for note in notes])
+
+
+def _notes(result: sts.StsResult, problem: str | None) -> list[str]:
+    """Returns what a reader of the scores must know."""
+    notes = [problem] if problem else []
+    if result.collapsed:
+        notes.append(
+            "collapsed embeddings: every pair has the cosine "
+            f"{result.similarity_mean:.6g}, so that nothing is ranked."
+        )
+    named = {"all": result.all, **result.subsets}
+    if len(result.subsets) > 1:
+        named |= {"mean": result.mean, "wmean": result.wmean}
+    notes += [f"{k} is undefined: {c.reason}." for k, c in named.items() if c.reason]
+    return notes
+
+
+def average(results: Mapping[str, sts.StsResult]) -> dict[str, Any]:
+    """Averages the pooled correlations over sets; undefined if one of them is."""
+    pooled = sts.average({name: r.all for name, r in results.items()}, weighted=False)
+    return dataclasses.asdict(pooled)
+
+
+def _cell(value: float | None) -> str:
+    return "undefined" if value is None else f"{value:.2f}"
