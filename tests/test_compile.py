@@ -240,8 +240,9 @@ def test_two_slices_lie_along_data():
 @needs_compiler
 def test_tiny_compiles_for_four_chips(tmp_path, capfd):
     path, hlo = tmp_path / "report.json", tmp_path / "program.txt"
+    # Not 64 pairs: their embeddings would be as large as the projection, D being 64.
     code = compile.main(
-        ["--gin_file=gin/st5_tiny_mean.gin", "--topology=v5e:2x2", "--batch_size=64",
+        ["--gin_file=gin/st5_tiny_mean.gin", "--topology=v5e:2x2", "--batch_size=128",
          "--num_negatives=0", f"--json={path}", f"--hlo={hlo}"]
     )  # fmt: skip
     assert code == 0
@@ -251,10 +252,11 @@ def test_tiny_compiles_for_four_chips(tmp_path, capfd):
     assert report["parameters"] == 238_016
     rows = report["collective_bytes"]
     gradients = sum(row["gradients"] for row in rows.values())
-    # Every weight's gradient is reduced once, in 4 bytes or fewer.
-    assert 2 * 200_000 < gradients <= 4 * 238_016
+    # Every weight's gradient is reduced once, in 4 bytes or fewer; one array of the loss
+    # is as large as the smallest matrix and counts for it.
+    assert 2 * 200_000 < gradients <= 1.05 * 4 * 238_016
     # One tower's embeddings are gathered, in float32, and nothing else of that size.
-    assert rows["all-gather"]["other"] < 1.2 * 64 * 768 * 4
+    assert rows["all-gather"]["other"] < 1.2 * 128 * 768 * 4
     assert report["roofline"]["step_seconds_at_least"] > 0
     assert compiled_programs.Program(hlo.read_text()).collectives()
     assert math.isfinite(report["roofline"]["per_second_at_most"])
