@@ -255,8 +255,9 @@ def test_tiny_compiles_for_four_chips(tmp_path, capfd):
     # Every weight's gradient is reduced once, in 4 bytes or fewer; one array of the loss
     # is as large as the smallest matrix and counts for it.
     assert 2 * 200_000 < gradients <= 1.05 * 4 * 238_016
-    # One tower's embeddings are gathered, in float32, and nothing else of that size.
-    assert rows["all-gather"]["other"] < 1.2 * 128 * 768 * 4
+    # Each tower's embeddings are gathered once at most, in float32, and nothing else of
+    # that size.
+    assert rows["all-gather"]["other"] < 2.1 * 128 * 768 * 4
     assert report["roofline"]["step_seconds_at_least"] > 0
     assert compiled_programs.Program(hlo.read_text()).collectives()
     assert math.isfinite(report["roofline"]["per_second_at_most"])
