@@ -252,8 +252,8 @@ def test_tiny_compiles_for_four_chips(tmp_path, capfd):
     assert report["parameters"] == 238_016
     rows = report["collective_bytes"]
     gradients = sum(row["gradients"] for row in rows.values())
-    # Every weight's gradient is reduced once, in 4 bytes or fewer; one array of the loss
-    # is as large as the smallest matrix and counts for it.
+    # Every weight's gradient is reduced once, in 4 bytes or fewer; an array of the loss
+    # may be as large as the smallest matrix and count for it.
     assert 2 * 200_000 < gradients <= 1.05 * 4 * 238_016
     # Each tower's embeddings are gathered once at most, in float32, and nothing else of
     # that size.
