@@ -98,14 +98,8 @@ def _how(entry: Mapping[str, Any]) -> str:
 def _describe_side(
     model: inference.SentenceT5, texts: Sequence[str], side: retrieve.Side
 ) -> dict[str, Any]:
-    prompt = retrieve.prompt_of(model, side)
-    max_length = side.max_length or model.max_length
-    truncated = model.truncated(texts, max_length, instruction=prompt)
-    return {
-        "prompt": prompt,
-        "max_length": max_length,
-        "texts_truncated": int(truncated.sum()),
-    }
+    truncated = retrieve.num_truncated(model, texts, side)
+    return retrieve.describe_side(model, side) | {"texts_truncated": truncated}
 
 
 def _notes(

@@ -204,17 +204,10 @@ def _settings(
         "model": model.fingerprint,
         "step": model.step,
         "similarity": retrieve.similarity_of(model, options.similarity),
-        "query": _side(model, options.query),
-        "passage": _side(model, options.passage),
+        "query": retrieve.describe_side(model, options.query),
+        "passage": retrieve.describe_side(model, options.passage),
         "rules": dataclasses.asdict(rules),
         "files": source.sha256,
-    }
-
-
-def _side(model: inference.SentenceT5, side: retrieve.Side) -> dict[str, Any]:
-    return {
-        "prompt": retrieve.prompt_of(model, side),
-        "max_length": side.max_length or model.max_length,
     }
 
 
@@ -235,9 +228,7 @@ def _counts(
         ("queries", pool.queries, options.query),
         ("passages", pool.passages, options.passage),
     ):
-        prompt = retrieve.prompt_of(model, side)
-        truncated = model.truncated(texts, side.max_length, instruction=prompt)
-        counts[f"{name}_truncated"] = int(truncated.sum())
+        counts[f"{name}_truncated"] = retrieve.num_truncated(model, texts, side)
     return counts
 
 

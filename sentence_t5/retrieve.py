@@ -8,6 +8,7 @@ Queries and passages are sides of their own: each has its prompt and its length.
 import argparse
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -145,6 +146,21 @@ def prompt_of(model: inference.SentenceT5, side: Side) -> str:
     """Returns what is put before each text of a side: its prompt, or the model's."""
     chosen = instructions.choose(side.prompt, None, model.prompts, model.default_prompt)
     return chosen or ""
+
+
+def describe_side(model: inference.SentenceT5, side: Side) -> dict[str, Any]:
+    """Returns the prompt and the length that a side's texts get, JSON-able."""
+    return {
+        "prompt": prompt_of(model, side),
+        "max_length": side.max_length or model.max_length,
+    }
+
+
+def num_truncated(model: inference.SentenceT5, texts: Sequence[str], side: Side) -> int:
+    """Counts the texts of a side that are longer than its length."""
+    how = describe_side(model, side)
+    truncated = model.truncated(texts, how["max_length"], instruction=how["prompt"])
+    return int(truncated.sum())
 
 
 def embed(
