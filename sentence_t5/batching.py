@@ -14,6 +14,7 @@ its share of all (`schedules`).
 import dataclasses
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 
@@ -24,8 +25,16 @@ _logger = logging.getLogger(__name__)
 
 Batch = dict[str, np.ndarray]
 
+
+class Batches(Protocol):
+    """What training walks through."""
+
+    def batch(self, step: int) -> tuple[Batch, np.ndarray]:
+        """Builds this host's part of the batch for `step`, and its rows' ids."""
+
+
 # Feature of a task -> keys of a batch: the tokens, and how many are an instruction's.
-_KEYS = {
+KEYS = {
     names.INPUTS: (names.LEFT_TOKENS, names.LEFT_INSTRUCTION_LENGTHS),
     names.TARGETS: (names.RIGHT_TOKENS, names.RIGHT_INSTRUCTION_LENGTHS),
     names.NEGATIVE_TARGETS: (
@@ -54,6 +63,9 @@ class TrainBatches:
     """Batches by step number; see the module.
 
     Attributes:
+      batch_size: pairs in the global batch.
+      lengths: tokens per text of each feature.
+      has_instructions: whether batches have lengths of instructions.
       steps_per_epoch: batches in one pass over the rows; for a mixture, over the task
         whose rows last longest.
       num_truncated: for each feature, how many texts are longer than its length.
@@ -79,18 +91,19 @@ class TrainBatches:
         """
         self._parts = parts
         self._schedule = schedule
-        self._lengths = lengths
+        self.lengths = dict(lengths)
         self._seed = seed
         self._shuffle = shuffle
-        self._num_negatives = num_negatives
+        self.num_negatives = num_negatives
         batch_size = sum(part.num_rows for part in parts)
         # What a batch holds is fixed, so that a step is compiled once.
-        self._has_instructions = any(p.examples.has_instructions for p in parts)
+        self.has_instructions = any(p.examples.has_instructions for p in parts)
         self._has_switch = not all(p.examples.in_batch_negatives for p in parts)
         if schedule is not None:
             batch_size = parts[0].num_rows
-        share = batch_size // process_count
-        self._host = slice(process_index * share, (process_index + 1) * share)
+        self.batch_size = batch_size
+        self._process_index = process_index
+        self._process_count = process_count
         self.steps_per_epoch = self._count_steps_per_epoch()
         self.num_truncated = count_truncated([p.examples for p in parts], lengths)
         self.num_unused_negatives = sum(
@@ -115,23 +128,79 @@ class TrainBatches:
           instructions, their lengths int32 [b], [b N]; where a task's rows are no
           negatives to each other, in_batch bool [b]), and the rows' ids int64 [b].
         """
+        share = self.batch_size // self._process_count
+        first = self._process_index * share
+        return self.rows(step, np.arange(first, first + share))
+
+    def rows(self, step: int, places: np.ndarray) -> tuple[Batch, np.ndarray]:
+        """Builds any rows of the global batch for `step`.
+
+        Args:
+          step: which batch.
+          places: the rows' places in it, int [b].
+
+        Returns:
+          As `batch`, the rows in the order of `places`.
+        """
+        ids = np.empty(len(places), np.int64)
+        batch: Batch = {}
+        for part, inside, rows, key in self._chosen(step, places):
+            ids[inside] = part.first_id + rows
+            for name, values in self._piece(part, rows, key).items():
+                if name not in batch:
+                    batch[name] = np.empty(
+                        (len(places), *values.shape[1:]), values.dtype
+                    )
+                batch[name][inside] = values
+        return batch, ids
+
+    def text_lengths(self, step: int) -> np.ndarray:
+        """Counts the tokens of all texts in the batch for `step`, without reading them.
+
+        Returns:
+          int [B 2+N]: left, right and negatives as padding would leave them; 0 where
+          there is no negative.
+        """
+        places = np.arange(self.batch_size)
+        lengths = np.zeros((self.batch_size, 2 + self.num_negatives), np.int64)
+        for part, inside, rows, key in self._chosen(step, places):
+            wanted = {names.INPUTS: rows[:, None], names.TARGETS: rows[:, None]}
+            if self.num_negatives:
+                wanted[names.NEGATIVE_TARGETS] = choose_negatives(
+                    part.examples.negative_rows, rows, self.num_negatives, key
+                )
+            columns = [
+                _trimmed_lengths(
+                    part.examples.texts[feature], texts, self.lengths[feature]
+                )
+                for feature, texts in wanted.items()
+            ]
+            lengths[inside] = np.concatenate(columns, axis=1)
+        return lengths
+
+    @property
+    def num_kinds(self) -> int:
+        """How many tasks a batch may be of, if it is of one; else 1."""
+        return 1 if self._schedule is None else len(self._parts)
+
+    def kind(self, step: int) -> int:
+        """Returns which task the batch is of, if it is of one; else 0."""
+        return 0 if self._schedule is None else self._schedule.at(step)[0]
+
+    def _chosen(
+        self, step: int, places: np.ndarray
+    ) -> Iterator[tuple[Part, np.ndarray, np.ndarray, int]]:
+        """Yields each part, which of `places` it fills, its rows there, and a key."""
         if step < 0:
             raise ValueError(f"step must not be negative, got {step}.")
-        pieces, ids = [], []
         start = 0
         for index, part_step in self._parts_of(step):
             part = self._parts[index]
-            first = min(max(self._host.start - start, 0), part.num_rows)
-            last = min(max(self._host.stop - start, 0), part.num_rows)
+            inside = (places >= start) & (places < start + part.num_rows)
+            if inside.any():
+                epoch, rows = self._rows(index, part_step, places[inside] - start)
+                yield part, inside, rows, permutation.mix(self._seed, index, epoch, 1)
             start += part.num_rows
-            if first < last:
-                epoch, rows = self._rows(index, part_step, first, last)
-                key = permutation.mix(self._seed, index, epoch, 1)
-                pieces.append(self._piece(part, rows, key))
-                ids.append(part.first_id + rows)
-        keys = pieces[0].keys()
-        batch = {key: np.concatenate([piece[key] for piece in pieces]) for key in keys}
-        return batch, np.concatenate(ids)
 
     def _parts_of(self, step: int) -> list[tuple[int, int]]:
         """Returns the parts in a batch, each with the number of its batches before."""
@@ -151,10 +220,10 @@ class TrainBatches:
         piece = _arrays(
             part.examples,
             rows,
-            self._lengths,
-            self._num_negatives,
+            self.lengths,
+            self.num_negatives,
             key,
-            with_instruction_lengths=self._has_instructions,
+            with_instruction_lengths=self.has_instructions,
         )
         if self._has_switch:
             in_batch = part.examples.in_batch_negatives
@@ -162,13 +231,13 @@ class TrainBatches:
         return piece
 
     def _rows(
-        self, index: int, step: int, first: int, last: int
+        self, index: int, step: int, places: np.ndarray
     ) -> tuple[int, np.ndarray]:
-        """Returns the epoch, and rows `first:last` of a part's share of a batch."""
+        """Returns the epoch, and the rows at places in a part's share of a batch."""
         part = self._parts[index]
         num = len(part.examples)
         epoch, batch = divmod(step, num // part.num_rows)
-        positions = np.arange(first, last, dtype=np.int64) + batch * part.num_rows
+        positions = places.astype(np.int64) + batch * part.num_rows
         if not self._shuffle:
             return epoch, positions
         return epoch, permutation.permute(
@@ -224,7 +293,7 @@ def _arrays(
 
     def add(feature: str, wanted: np.ndarray) -> None:
         """Adds some texts of a feature, [...] → tokens [... L]; -1 is no text."""
-        tokens_key, lengths_key = _KEYS[feature]
+        tokens_key, lengths_key = KEYS[feature]
         real = wanted >= 0
         length = lengths[feature]
         tokens = np.zeros((*wanted.shape, length), np.int32)
@@ -275,6 +344,16 @@ def pad(texts: Texts, rows: np.ndarray, length: int) -> tuple[np.ndarray, np.nda
     ids[~real] = names.PAD_ID
     ids[np.squeeze(sizes > length, axis=1), -1] = names.EOS_ID
     return ids, kept[:, 0].astype(np.int32)
+
+
+def _trimmed_lengths(texts: Texts, rows: np.ndarray, length: int) -> np.ndarray:
+    """Counts the tokens that `pad` leaves of some texts, [...]; 0 where a row is -1."""
+    wanted = np.maximum(rows, 0)
+    if not len(texts):
+        return np.zeros(rows.shape, np.int64)
+    sizes = np.asarray(texts.starts[wanted + 1] - texts.starts[wanted])
+    # An instruction is cut only so far that the row is still full.
+    return np.where(rows >= 0, np.minimum(sizes, length), 0)
 
 
 def choose_negatives(

@@ -18,15 +18,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from sentence_t5 import names, partitioning
 
-# (params, texts of B pairs: arrays [B G ...], pair numbers [B], number of the group)
-# → embeddings [B G E].
-EmbedFn = Callable[[Any, Any, Int[Array, " B"], int], Array]
+# (params, texts: a tree of arrays [B ...]) → embeddings [B ... E].
+EmbedFn = Callable[[Any, Any], Array]
 # Embeddings of each group → (loss, whatever goes with it).
-LossFn = Callable[[list[Float[Array, "B G E"]]], tuple[Float[Array, ""], Any]]
+LossFn = Callable[[list[Float[Array, "B *rest E"]]], tuple[Float[Array, ""], Any]]
 
 
 def value_and_grad(
@@ -42,12 +41,11 @@ def value_and_grad(
     """Does what ``jax.value_and_grad`` of embed and loss does, in bounded memory.
 
     Args:
-        embed: embeds the texts of some pairs, wherever they lie in the batch: a pair's
-            number is all that its dropout may depend on.
+        embed: embeds some rows of texts, wherever they lie in the batch: what dropout
+            depends on must be among their arrays.
         loss: of the embeddings of all groups.
         params: differentiated with respect to.
-        groups: texts of the global batch; each group has one length, and is an array
-            or a tree of arrays [B G ...].
+        groups: texts of the global batch; each group is a tree of arrays [B ...].
         num_chunks: divides the rows that a device has.
         partitioner: the mesh on which this is traced.
         reduction_dtype: of the gradients while copies sum them; each copy's own chunks
@@ -63,28 +61,27 @@ def value_and_grad(
     def rows_of(x):
         return _join(x, partitioner.mesh.shape[names.FSDP])
 
-    def forward(params, pairs, *groups):
+    def forward(params, groups):
         def one(chunk):
-            pairs, *texts = chunk
-            return [embed(params, t, pairs, i) for i, t in enumerate(texts)]
+            return [embed(params, texts) for texts in chunk]
 
-        embedded = jax.lax.map(one, jax.tree.map(chunks_of, [pairs, *groups]))
+        embedded = jax.lax.map(one, jax.tree.map(chunks_of, groups))
         return [rows_of(x) for x in embedded]
 
-    def backward(params, pairs, groups, cotangents):
+    def backward(params, groups, cotangents):
         # Each copy works on its own gradients until the sum at the end.
         params = jax.lax.pcast(params, names.DATA, to="varying")
 
         def one(total, chunk):
-            pairs, texts, cotangents = chunk
+            groups, cotangents = chunk
 
             def embed_all(params):
-                return [embed(params, t, pairs, i) for i, t in enumerate(texts)]
+                return [embed(params, texts) for texts in groups]
 
             _, pull = jax.vjp(embed_all, params)
             return jax.tree.map(jnp.add, total, pull(cotangents)[0]), None
 
-        chunks = jax.tree.map(chunks_of, (pairs, list(groups), cotangents))
+        chunks = jax.tree.map(chunks_of, (groups, cotangents))
         zeros = jax.tree.map(jnp.zeros_like, params)
         total, _ = jax.lax.scan(one, zeros, chunks)
         sums = jax.lax.psum(_cast(total, reduction_dtype), names.DATA)
@@ -99,15 +96,10 @@ def value_and_grad(
             axis_names={names.DATA},
         )
 
-    rows = P(names.DATA)
-    pairs = jnp.arange(jax.tree.leaves(groups)[0].shape[0])
-    embedded = over_copies(forward, (P(), rows, *[rows] * len(groups)), rows)(
-        params, pairs, *groups
-    )
+    rows, groups = P(names.DATA), list(groups)
+    embedded = over_copies(forward, (P(), rows), rows)(params, groups)
     (value, aux), cotangents = jax.value_and_grad(loss, has_aux=True)(embedded)
-    grads = over_copies(backward, (P(), rows, rows, rows), P())(
-        params, pairs, list(groups), cotangents
-    )
+    grads = over_copies(backward, (P(), rows, rows), P())(params, groups, cotangents)
     return (value, aux), grads
 
 

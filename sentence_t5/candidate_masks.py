@@ -1,4 +1,4 @@
-"""Which texts of a batch are candidates for which row, made from their tokens.
+"""Which texts of a batch are candidates for which row.
 
 Every row's own right side is a candidate, always. The others are all right sides and
 hard negatives of the global batch, less padding, less (if asked) duplicates, and less
@@ -28,14 +28,27 @@ class CandidateMask(NamedTuple):
     lefts: Bool[Array, "M B"]
 
 
+class TextIds(NamedTuple):
+    """Hashes of a batch's texts: equal texts have equal ones.
+
+    Attributes:
+        left: [B 2].
+        right: [B 2].
+        negatives: [B N 2], flattened in ``Candidates``; None without any.
+    """
+
+    left: UInt32[Array, "B 2"]
+    right: UInt32[Array, "B 2"]
+    negatives: UInt32[Array, "*BN 2"] | None = None
+
+
 class Candidates(flax.struct.PyTreeNode):
     """What is known of a batch's texts, from which the mask of any row is made.
 
     Attributes:
         rows: [B], rows that are real pairs. A row left out is no candidate either.
         negatives: [B*N], hard negatives that are real; None without any.
-        text_ids: of the left [B 2], right [B 2] and negative [B*N 2] texts, where equal
-            texts are to be masked.
+        text_ids: of the texts, where equal ones are to be masked.
         in_batch: [B], False for rows whose only candidates are their own right side and
             their own hard negatives; None means none such.
         own_right_only: see ``losses.LossConfig``.
@@ -43,7 +56,7 @@ class Candidates(flax.struct.PyTreeNode):
 
     rows: Bool[Array, " B"]
     negatives: Bool[Array, " BN"] | None
-    text_ids: tuple[UInt32[Array, "B 2"], UInt32[Array, "B 2"], Array | None] | None
+    text_ids: TextIds | None
     in_batch: Bool[Array, " B"] | None = None
     own_right_only: bool = flax.struct.field(pytree_node=False, default=False)
 
@@ -85,53 +98,41 @@ class Candidates(flax.struct.PyTreeNode):
 
 
 def make_candidates(
-    left_tokens: Int[Array, "B L"],
-    right_tokens: Int[Array, "B M"],
-    negative_tokens: Int[Array, "B N M"] | None = None,
+    batch_size: int,
+    negative_mask: Bool[Array, "B N"] | None,
+    ids: TextIds | None,
     *,
-    negative_mask: Bool[Array, "B N"] | None = None,
     row_mask: Bool[Array, " B"] | None = None,
     in_batch: Bool[Array, " B"] | None = None,
-    mask_duplicates: bool = False,
     own_right_only: bool = False,
 ) -> Candidates:
     """Says which texts of a batch are candidates.
 
     Args:
-        left_tokens: ids of the left texts.
-        right_tokens: ids of the right texts.
-        negative_tokens: ids of the hard negatives, or None.
-        negative_mask: True for real negatives; None means all.
+        batch_size: pairs, B.
+        negative_mask: True for real negatives; None without any.
+        ids: of the texts, where equal ones are to be masked.
         row_mask: True for real pairs; None means all.
         in_batch: False for rows whose only candidates are their own right side and
             their own hard negatives; None means none such.
-        mask_duplicates: see ``losses.LossConfig``.
         own_right_only: see ``losses.LossConfig``.
 
     Raises:
         ValueError: ``own_right_only`` without hard negatives: left → right would have
             nothing to tell apart.
     """
-    if own_right_only and negative_tokens is None:
+    if own_right_only and negative_mask is None:
         raise ValueError(
             "LossConfig.own_right_only tells a row's right side from hard negatives, "
             "and the batch has none. Set DatasetConfig.num_negatives, or "
             "own_right_only to False."
         )
-    batch = left_tokens.shape[0]
-    rows = jnp.ones(batch, bool) if row_mask is None else row_mask
+    rows = jnp.ones(batch_size, bool) if row_mask is None else row_mask
     negatives = None
-    if negative_tokens is not None:
-        real = jnp.broadcast_to(rows[:, None], negative_tokens.shape[:2])
-        if negative_mask is not None:
-            real &= negative_mask
-        negatives = real.reshape(-1)
-    ids = None
-    if mask_duplicates:
-        negative_ids = None
-        if negative_tokens is not None:
-            negative_ids = text_ids(negative_tokens).reshape(-1, 2)
-        ids = (text_ids(left_tokens), text_ids(right_tokens), negative_ids)
+    if negative_mask is not None:
+        negatives = (rows[:, None] & negative_mask).reshape(-1)
+        if ids is not None:
+            ids = ids._replace(negatives=ids.negatives.reshape(-1, 2))
     return Candidates(rows, negatives, ids, in_batch, own_right_only)
 
 
@@ -141,11 +142,31 @@ def text_ids(tokens: Int[Array, "*lead L"]) -> UInt32[Array, "*lead 2"]:
     Padding counts for nothing: the same text padded to another length has the same id.
     Different texts share an id with a probability of about 2**-60.
     """
-    weights = np.random.default_rng(0x7E57).integers(
-        0, 2**32, size=(tokens.shape[-1], 2), dtype=np.uint32
-    )
-    products = tokens[..., None].astype(jnp.uint32) * (weights | np.uint32(1))
+    products = tokens[..., None].astype(jnp.uint32) * _hash_weights(tokens.shape[-1])
     return jnp.sum(products, axis=-2, dtype=jnp.uint32)
+
+
+def packed_text_ids(
+    tokens: Int[Array, "R L"], slots: Int[Array, "R L"], num_slots: int
+) -> UInt32[Array, "R S 2"]:
+    """Hashes the texts of packed rows, to the same ids as ``text_ids``.
+
+    Args:
+        tokens: packed rows.
+        slots: which of its row's texts each token is of, -1 for padding.
+        num_slots: texts that a row may have, S.
+    """
+    mask = slots[:, None] == jnp.arange(num_slots)[:, None]  # [R S L]
+    places = jnp.arange(tokens.shape[1]) - jnp.argmax(mask, axis=-1)[..., None]
+    weights = jnp.asarray(_hash_weights(tokens.shape[1]))[jnp.where(mask, places, 0)]
+    products = tokens[:, None, :, None].astype(jnp.uint32) * weights
+    return jnp.sum(jnp.where(mask[..., None], products, 0), axis=2, dtype=jnp.uint32)
+
+
+def _hash_weights(length: int) -> UInt32[np.ndarray, "L 2"]:
+    """Returns odd random numbers; a longer row's begin with a shorter one's."""
+    rng = np.random.default_rng(0x7E57)
+    return rng.integers(0, 2**32, size=(length, 2), dtype=np.uint32) | np.uint32(1)
 
 
 def _same(a: UInt32[Array, "B 2"], b: UInt32[Array, "C 2"]) -> Bool[Array, "B C"]:

@@ -5,13 +5,22 @@ The task isn't: it would read files that the machine need not have.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import gin
 import jax
 import jax.numpy as jnp
 
-from sentence_t5 import datasets, flops, gin_files, names, steps, tpu_topologies
+from sentence_t5 import (
+    datasets,
+    flops,
+    gin_files,
+    names,
+    packing,
+    steps,
+    tpu_topologies,
+)
 
 STEPS = ("train", "encode")
 _NO_TASK = ""
@@ -50,6 +59,8 @@ class Setup:
 
         if self.step == "encode":
             return array(size, left)
+        if self.dataset.packed_length is not None:
+            return self._packed(array)
         batch = {
             names.LEFT_TOKENS: array(size, left),
             names.RIGHT_TOKENS: array(size, right),
@@ -58,6 +69,33 @@ class Setup:
             batch[names.NEGATIVE_TOKENS] = array(size, negatives, others[0])
             batch[names.NEGATIVE_MASK] = array(size, negatives, dtype=jnp.bool_)
         return batch
+
+    def _packed(self, array: Callable[..., jax.ShapeDtypeStruct]) -> steps.Batch:
+        """Returns the shapes of a packed batch."""
+        size, negatives = self.dataset.batch_size, self.dataset.num_negatives
+        rows, length = self._packed_rows()
+        shards = self.trainer.partitioner.num_batch_shards
+        num_texts = 2 + negatives
+        slots = packing.num_slots(size * num_texts, rows)
+        batch = {
+            names.PACKED_TOKENS: array(rows, length),
+            names.PACKED_SLOTS: array(rows, length),
+            names.PACKED_NUMBERS: array(rows, slots),
+            names.PACKED_PLACES: array(shards, size // shards, num_texts),
+        }
+        if negatives:
+            batch[names.NEGATIVE_MASK] = array(size, negatives, dtype=jnp.bool_)
+        return batch
+
+    def _packed_rows(self) -> tuple[int, int]:
+        rows, length = self.dataset.packed_rows, self.dataset.packed_length
+        if rows is None:
+            raise ValueError(
+                "DatasetConfig.packed_rows is open, and without the data it can't be "
+                "found. Training on it logs the number; set "
+                "--gin.train/engine.dataset.packed_rows to it."
+            )
+        return rows, length
 
     def lower(self) -> jax.stages.Lowered:
         """Traces the step."""
@@ -72,8 +110,16 @@ class Setup:
         size, lengths = self.dataset.batch_size, self.lengths()
         if self.step == "encode":
             return flops.encode_step(config, size, lengths[0])
-        is_chunked = self.trainer.microbatch_size is not None
-        return flops.train_step(config, size, lengths, is_chunked=is_chunked)
+        rows = [(size, length) for length in lengths]
+        if self.dataset.packed_length is not None:
+            rows = [self._packed_rows()]
+        return flops.train_step(
+            config,
+            rows,
+            batch_size=size,
+            num_candidates=size * (len(lengths) - 1),
+            is_chunked=self.trainer.microbatch_size is not None,
+        )
 
 
 def set_up(

@@ -21,6 +21,7 @@ from sentence_t5 import (
     batching,
     instructions,
     names,
+    packing,
     prefetching,
     schedules,
     token_cache,
@@ -53,6 +54,9 @@ class DatasetConfig:
       on_crowding: what to do if an instruction leaves its text less than half of the
         tokens and the text needs more: "error", or "keep_text", which cuts the
         instruction. A text is cut at its end as ever.
+      packed_length: tokens of the rows that training packs its texts into; None gives
+        every text a padded row of its own. See `packing`.
+      packed_rows: rows of a global batch; None finds enough for the data.
       module: imported first, so that it can register tasks.
       cache_dir: where token ids are kept; see `token_cache`.
     """
@@ -66,6 +70,8 @@ class DatasetConfig:
     num_negatives: int = 0
     mix_by: Literal["rows", "batches"] = "rows"
     on_crowding: Literal["error", "keep_text"] = "error"
+    packed_length: int | None = None
+    packed_rows: int | None = None
     module: str | None = None
     cache_dir: str | None = None
 
@@ -83,6 +89,11 @@ class DatasetConfig:
         _check_integer("batch_size", self.batch_size, minimum=1)
         _check_integer("num_negatives", self.num_negatives, minimum=0)
         _check_integer("seed", self.seed, minimum=0)
+        for name in ("packed_length", "packed_rows"):
+            if (value := getattr(self, name)) is not None:
+                _check_integer(name, value, minimum=2 if name == "packed_length" else 1)
+        if self.packed_rows is not None and self.packed_length is None:
+            raise ValueError("packed_rows needs packed_length, the tokens of a row.")
         _check_choice("mix_by", self.mix_by, _MIX_BY)
         _check_choice("on_crowding", self.on_crowding, instructions.ON_CROWDING)
 
@@ -145,7 +156,9 @@ def make_batches(
     *,
     process_index: int = 0,
     process_count: int = 1,
-) -> batching.TrainBatches:
+    num_shards: int | None = None,
+    num_chunks: int = 1,
+) -> batching.TrainBatches | packing.PackedBatches:
     """Makes the training batches of one host.
 
     Args:
@@ -153,6 +166,8 @@ def make_batches(
       examples: from `load_examples(cfg)`.
       process_index: which host this is.
       process_count: how many hosts share the global batch.
+      num_shards: how many devices share it, for packing; one to a host by default.
+      num_chunks: in how many chunks each device encodes its rows, for packing.
 
     Returns:
       An object whose `.batch(step)` gives the arrays and row ids of this host.
@@ -188,7 +203,7 @@ def make_batches(
             )
         placed.append(batching.Part(part, share, first_id))
         first_id += len(part)
-    return batching.TrainBatches(
+    batches = batching.TrainBatches(
         placed,
         cfg.lengths(),
         seed=cfg.seed,
@@ -197,6 +212,17 @@ def make_batches(
         process_index=process_index,
         process_count=process_count,
         schedule=schedule,
+    )
+    if cfg.packed_length is None:
+        return batches
+    return packing.PackedBatches(
+        batches,
+        cfg.packed_length,
+        num_rows=cfg.packed_rows,
+        num_shards=num_shards or process_count,
+        num_chunks=num_chunks,
+        process_index=process_index,
+        process_count=process_count,
     )
 
 
@@ -237,7 +263,7 @@ def eval_batches(
 
 
 def prefetch(
-    batches: batching.TrainBatches,
+    batches: batching.Batches,
     start_step: int,
     put: Callable[[batching.Batch], Any],
     depth: int = 2,

@@ -3,11 +3,14 @@
     tokens [B L] ─► T5 encoder ─► hidden [B L D] ─► pooling ─► pooled [B D]
                           └─► decoder, one start symbol ─┘        └─► @ W [D E] ─► unit
 
-A row may begin with an instruction. The T5 encoder attends to all of the row; whether
+A text may begin with an instruction. The T5 encoder attends to all of the text; whether
 the pooling counts the instruction's tokens is ``EncoderConfig.pool_instruction``.
 
 The three embeddings of the Sentence-T5 paper are poolings here: ``first``, ``mean`` and
 ``decoder_first``. Both sides of a pair go through the same parameters.
+
+Rows may be packed with several texts. Attention, pooling and the decoder keep them
+apart, and relative positions are those of one text, whose tokens follow one another.
 
 Source: Ni et al. 2021 (arXiv 2108.08877); projection and norm as in T5X Retrieval.
 """
@@ -18,7 +21,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from sentence_t5 import names, pooling
 from sentence_t5.t5 import config as t5_config
@@ -115,45 +118,79 @@ class SentenceEncoder(nn.Module):
     def __call__(
         self,
         tokens: Int[Array, "B L"],
-        dropout_rows: Int[Array, " B"] | None = None,
-        instruction_lengths: Int[Array, " B"] | None = None,
-    ) -> Float[Array, "B E"]:
-        """Embeds each row of tokens.
+        instruction_lengths: Int[Array, "B *S"] | None = None,
+        *,
+        text_numbers: Int[Array, "B *S"] | None = None,
+        slots: Int[Array, "B L"] | None = None,
+    ) -> Float[Array, "B *S E"]:
+        """Embeds the text of each row, or all texts of packed rows.
+
+        Dropout is on where ``apply`` gets a ``dropout`` rng.
 
         Args:
-            tokens: ids, padded with 0 on the right. Padding is never attended to and
+            tokens: ids; 0 is padding, on the right, which is never attended to and
                 never pooled.
-            dropout_rows: each row's number in the global batch, by which dropout draws
-                from the ``dropout`` rng; None switches dropout off.
-            instruction_lengths: how many of each row's first tokens are an
+            instruction_lengths: how many of each text's first tokens are an
                 instruction's; None if there are no instructions. Without effect if
                 ``config.pool_instruction``.
+            text_numbers: each text's number in the global batch, by which dropout
+                draws. Of packed rows, it says how many texts a row may have.
+            slots: packs texts into rows: which of its row's texts each token is of, -1
+                for padding. A row's texts follow one another. None is one text to a
+                row.
 
         Returns:
-            One float32 vector per row, of unit length if ``config.normalize``.
+            One float32 vector per text, of unit length if ``config.normalize``: [B E],
+            or [B S E] of packed rows, where a slot without a text has any vector.
         """
         cfg = self.config
-        mask = (tokens != names.PAD_ID)[:, None, :]
+        if slots is None:
+            mask = attended = (tokens != names.PAD_ID)[:, None, :]
+        else:
+            num_slots = text_numbers.shape[1]
+            mask = slots[:, None, :] == jnp.arange(num_slots)[:, None]
+            attended = slots[:, :, None] == slots[:, None, :]
         counted = mask
         if instruction_lengths is not None and not cfg.pool_instruction:
-            counted &= ~pooling.prefix_mask(tokens, instruction_lengths)[:, None, :]
+            lengths = instruction_lengths.reshape(len(tokens), -1)
+            counted &= ~pooling.instruction_mask(
+                mask, lengths, packed=slots is not None
+            )
+        texts = None
+        if self.has_rng("dropout") and cfg.t5.dropout_rate:
+            texts = _text_index(mask, text_numbers, slots)
         embedder = layers.TokenEmbedder(cfg.t5, name="token_embedder")
         hidden = stack.EncoderStack(cfg.t5, name="encoder")(
-            embedder(tokens), mask, dropout_rows
+            embedder(tokens), attended, texts
         )
         if cfg.has_decoder:
-            start = embedder(jnp.full_like(tokens[:, :1], names.PAD_ID))
+            start = embedder(jnp.full_like(mask[..., 0], names.PAD_ID, tokens.dtype))
             pooled = stack.DecoderStack(cfg.t5, name="decoder")(
-                start, hidden, counted, dropout_rows
+                start, hidden, counted, texts
             )
         elif cfg.pooling == "attention":
             pooled = pooling.AttentionPooling(name="attention_pooling")(hidden, counted)
         else:
             pooled = _POOLING_FNS[cfg.pooling](hidden, counted)
-        embeddings = pooled[:, 0].astype(jnp.float32)
+        if slots is None:
+            pooled = pooled[:, 0]
+        embeddings = pooled.astype(jnp.float32)
         if cfg.projection_dim is not None:
             embeddings = Projection(cfg.projection_dim, name="projection")(embeddings)
         return l2_normalize(embeddings) if cfg.normalize else embeddings
+
+
+def _text_index(
+    mask: Bool[Array, "B S L"],
+    numbers: Int[Array, "B *S"],
+    slots: Int[Array, "B L"] | None,
+) -> layers.TextIndex:
+    """Says which text each position is of, for dropout."""
+    if slots is None:
+        return layers.TextIndex(numbers[:, None])
+    index = layers.TextIndex(numbers, slots)
+    starts = index.spread(pooling.starts(mask))
+    return index._replace(places=jnp.arange(mask.shape[-1]) - starts)
 
 
 _POOLING_FNS = {
@@ -169,7 +206,7 @@ class Projection(nn.Module):
     features: int
 
     @nn.compact
-    def __call__(self, x: Float[Array, "B D"]) -> Float[Array, "B E"]:
+    def __call__(self, x: Float[Array, "*lead D"]) -> Float[Array, "*lead E"]:
         """Projects."""
         kernel = self.param(
             "kernel",

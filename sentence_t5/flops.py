@@ -9,6 +9,7 @@ count can't be used: it takes a scanned layer once, however many layers there ar
 """
 
 import dataclasses
+from collections.abc import Sequence
 
 from sentence_t5 import encoder
 
@@ -60,31 +61,31 @@ def encode_step(config: encoder.EncoderConfig, batch_size: int, length: int) -> 
 
 def train_step(
     config: encoder.EncoderConfig,
-    batch_size: int,
-    lengths: tuple[int, ...],
+    rows: Sequence[tuple[int, int]],
     *,
+    batch_size: int,
+    num_candidates: int,
     is_chunked: bool = False,
 ) -> Flops:
     """Counts a training step: forward, backward, and the loss over the global batch.
 
     Args:
         config: the encoder.
+        rows: how many rows of how many tokens go through the encoder. A packed row
+            counts as one text.
         batch_size: pairs in the global batch.
-        lengths: tokens of each text of a pair: left, right, negatives.
+        num_candidates: right sides and hard negatives of the global batch.
         is_chunked: the batch is encoded in chunks, with one more forward pass.
     """
     model = hardware = 0.0
-    for length in lengths:
+    for number, length in rows:
         weights, between, projection = per_text(config, length)
-        forward = weights + between + projection
-        model += 3 * forward
+        model += 3 * number * (weights + between + projection)
         again = {"none": 0.0, "dots": between, "full": weights + between}
-        hardware += 3 * (weights + between + _PASSES_OF_FLOAT32 * projection)
-        hardware += again[config.t5.remat]
+        passes = 3 * (weights + between + _PASSES_OF_FLOAT32 * projection)
+        passes += again[config.t5.remat]
         if is_chunked:
-            hardware += weights + between + _PASSES_OF_FLOAT32 * projection
-    model *= batch_size
-    hardware *= batch_size
-    num_candidates = batch_size * (len(lengths) - 1)
+            passes += weights + between + _PASSES_OF_FLOAT32 * projection
+        hardware += number * passes
     logits = 3 * 2 * batch_size * num_candidates * config.embedding_dim
     return Flops(model + logits, hardware + _PASSES_OF_FLOAT32 * logits)

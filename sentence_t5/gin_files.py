@@ -68,6 +68,7 @@ FLAGS = (
     Flag("train_steps", "TRAIN_STEPS", int, "steps to train for"),
     Flag("batch_size", "BATCH_SIZE", int, "pairs in the global batch"),
     Flag("max_length", "MAX_LENGTH", int, "tokens kept of a text, EOS included"),
+    Flag("packed_length", "PACKED_LENGTH", int, "pack texts into rows of this length"),
     Flag("train_file", "TRAIN_FILE", str, "a TSV or JSONL of text pairs", _FILES),
     Flag("left", "files.task.left", str, "its column of left texts", _FILES),
     Flag("right", "files.task.right", str, "its column of right texts", _FILES),

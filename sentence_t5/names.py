@@ -43,6 +43,16 @@ NEGATIVE_INSTRUCTION_LENGTHS = "negative_instruction_lengths"  # int32 [B N]
 # False where other rows are no negatives; absent where they are for all rows.
 IN_BATCH = "in_batch"  # bool [B]
 
+# Instead of the tokens and lengths above: all texts packed into R rows of P tokens. The
+# W devices that share the batch have B/W pairs and R/W rows each.
+PACKED_TOKENS = "packed_tokens"  # int32 [R P]
+PACKED_SLOTS = "packed_slots"  # int32 [R P], which of its row's texts; -1 is padding
+PACKED_NUMBERS = "packed_numbers"  # int32 [R S], the number of each slot's text
+PACKED_INSTRUCTION_LENGTHS = "packed_instruction_lengths"  # int32 [R S]
+# Of each pair's texts (left, right, negatives): its slot among those of the device's
+# rows; -1 for padding negatives.
+PACKED_PLACES = "packed_places"  # int32 [W B/W 2+N]
+
 # Features of a SeqIO task.
 INPUTS = "inputs"
 TARGETS = "targets"

@@ -49,13 +49,25 @@ def max_over_tokens(
     return jnp.where(mask.any(axis=-1)[..., None], largest, 0.0)
 
 
-def prefix_mask(
-    tokens: Int[Array, "B L"], lengths: Int[Array, " B"]
-) -> Bool[Array, "B L"]:
-    """Says which positions are among the first ``lengths`` of their row."""
+def starts(mask: Bool[Array, "B S L"]) -> Int[Array, "B S"]:
+    """Returns the position at which each text begins."""
+    return jnp.argmax(mask, axis=-1).astype(jnp.int32)
+
+
+def instruction_mask(
+    mask: Bool[Array, "B S L"], lengths: Int[Array, "B S"], *, packed: bool
+) -> Bool[Array, "B S L"]:
+    """Says which positions are among the first ``lengths`` of a text.
+
+    Args:
+        mask: the positions of each text.
+        lengths: of each text's instruction.
+        packed: whether texts may begin elsewhere than their row does.
+    """
     # Not arange, which the ONNX converter can't make of a symbolic length.
-    positions = jax.lax.broadcasted_iota(jnp.int32, tokens.shape, 1)
-    return positions < lengths[:, None]
+    positions = jax.lax.broadcasted_iota(jnp.int32, mask.shape, 2)
+    ends = lengths + starts(mask) if packed else lengths
+    return positions < ends[..., None]
 
 
 class AttentionPooling(nn.Module):

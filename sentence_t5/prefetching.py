@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from sentence_t5.batching import Batch, TrainBatches
+from sentence_t5.batching import Batch, Batches
 
 
 class Prefetcher:
@@ -19,7 +19,7 @@ class Prefetcher:
 
     def __init__(
         self,
-        batches: TrainBatches,
+        batches: Batches,
         start_step: int,
         put: Callable[[Batch], Any],
         depth: int = 2,
@@ -34,7 +34,7 @@ class Prefetcher:
         )
         self._thread.start()
 
-    def _run(self, batches: TrainBatches, step: int, put: Callable[[Batch], Any]):
+    def _run(self, batches: Batches, step: int, put: Callable[[Batch], Any]):
         try:
             while not self._stop.is_set():
                 batch, ids = batches.batch(step)

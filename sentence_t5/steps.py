@@ -8,7 +8,7 @@ Nothing here waits for a device or reads from one.
 
 import dataclasses
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import flax
 import flax.linen as nn
@@ -26,23 +26,11 @@ from sentence_t5 import (
     names,
     optim,
     partitioning,
+    text_groups,
 )
 
-Batch = dict[str, Array]
+Batch = text_groups.Batch
 Metrics = dict[str, Array]
-
-
-class TextGroup(NamedTuple):
-    """Texts of one length, which share an encoder call.
-
-    Attributes:
-        tokens: int32 [B G L], G texts of each pair.
-        instruction_lengths: how many of a text's first tokens are an instruction's,
-            int32 [B G]; None without instructions.
-    """
-
-    tokens: Int[Array, "B G L"]
-    instruction_lengths: Int[Array, "B G"] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -207,36 +195,38 @@ class Trainer:
     def _value_and_grad(
         self, params: Any, batch: Batch, rng: Array
     ) -> tuple[tuple[Float[Array, ""], Metrics], Any]:
-        groups = group_texts(batch)
+        groups = text_groups.make_groups(batch)
         loss = functools.partial(self._loss, batch)
         if self.microbatch_size is None:
 
             def of_params(params):
-                return loss(self._embed_groups(params, groups, rng))
+                return loss(text_groups.embed_all(self._module, params, groups, rng))
 
             with self.partitioner.scope():
                 return jax.value_and_grad(of_params, has_aux=True)(params)
 
-        def embed(params, texts, pairs, call):
+        def embed(params, texts):
             with self.partitioner.scope(manual=names.DATA):
-                return self._embed(params, texts, pairs, call, rng)
+                return text_groups.embed(self._module, params, texts, rng)
 
         return cached_gradients.value_and_grad(
             embed,
             loss,
             params,
             groups,
-            num_chunks=self._num_chunks(groups[0].tokens.shape[0]),
+            num_chunks=self._check_chunks(batch, groups),
             partitioner=self.partitioner,
             reduction_dtype=self.model.encoder.t5.reduction_dtype,
         )
 
-    def _num_chunks(self, batch_size: int) -> int:
+    def num_chunks(self, batch_size: int) -> int:
         """Returns how many chunks a batch is encoded in.
 
         Raises:
             ValueError: a chunk can't take the same number of rows from every device.
         """
+        if self.microbatch_size is None:
+            return 1
         size, shards = self.microbatch_size, self.partitioner.num_batch_shards
         if size % shards or batch_size % size:
             raise ValueError(
@@ -246,9 +236,21 @@ class Trainer:
             )
         return batch_size // size
 
+    def _check_chunks(self, batch: Batch, groups: list[text_groups.Group]) -> int:
+        """Returns the number of chunks, which packed rows must be made for."""
+        chunks = self.num_chunks(text_groups.batch_size(batch))
+        rows, shards = groups[0].numbers.shape[0], self.partitioner.num_batch_shards
+        if rows % (shards * chunks):
+            raise ValueError(
+                f"{rows} packed rows can't be encoded in {chunks} chunks on {shards} "
+                "devices: make the rows a multiple of their product."
+            )
+        return chunks
+
     def _eval_step(self, params: Any, batch: Batch) -> Metrics:
         with self.partitioner.scope():
-            embedded = self._embed_groups(params, group_texts(batch), None)
+            groups = text_groups.make_groups(batch)
+            embedded = text_groups.embed_all(self._module, params, groups, None)
             return self._loss(batch, embedded)[1]
 
     def _encode_step(
@@ -263,45 +265,31 @@ class Trainer:
             )
 
     def _loss(
-        self, batch: Batch, groups: list[Float[Array, "B G E"]]
+        self, batch: Batch, embedded: text_groups.Embedded
     ) -> tuple[Float[Array, ""], Metrics]:
-        return contrast(self.model.loss, batch, groups)
-
-    def _embed_groups(
-        self, params: Any, groups: list[TextGroup], rng: Array | None
-    ) -> list[Float[Array, "B G E"]]:
-        return embed_groups(self._module, params, groups, rng)
-
-    def _embed(
-        self,
-        params: Any,
-        texts: TextGroup,
-        pairs: Int[Array, " B"],
-        call: int,
-        rng: Array | None,
-    ) -> Float[Array, "B G E"]:
-        return embed(self._module, params, texts, pairs, call, rng)
+        return contrast(self.model.loss, batch, embedded)
 
 
 def contrast(
-    config: losses.LossConfig, batch: Batch, groups: list[Float[Array, "B G E"]]
+    config: losses.LossConfig, batch: Batch, embedded: text_groups.Embedded
 ) -> tuple[Float[Array, ""], Metrics]:
     """Computes the loss of a batch and what is reported beside it.
 
     Args:
         config: how pairs are contrasted.
         batch: the tokens, and masks where there are any.
-        groups: the embeddings of ``group_texts(batch)``.
+        embedded: the embeddings of ``text_groups.make_groups(batch)``.
     """
-    left, right, negatives = ungroup(groups, names.NEGATIVE_TOKENS in batch)
+    left, right, negatives = text_groups.ungroup(batch, embedded)
+    negative_mask = batch.get(names.NEGATIVE_MASK)
+    if negatives is not None and negative_mask is None:
+        negative_mask = jnp.ones(negatives.shape[:2], bool)
     candidates = candidate_masks.make_candidates(
-        batch[names.LEFT_TOKENS],
-        batch[names.RIGHT_TOKENS],
-        batch.get(names.NEGATIVE_TOKENS),
-        negative_mask=batch.get(names.NEGATIVE_MASK),
+        left.shape[0],
+        negative_mask,
+        text_groups.text_ids(batch) if config.mask_duplicates else None,
         row_mask=batch.get(names.ROW_MASK),
         in_batch=batch.get(names.IN_BATCH),
-        mask_duplicates=config.mask_duplicates,
         own_right_only=config.own_right_only,
     )
     output = losses.contrastive_loss(
@@ -317,86 +305,3 @@ def contrast(
         output, candidates.rows, right, block_rows=config.block_rows
     )
     return output.loss, {"loss": output.loss} | values
-
-
-def embed_groups(
-    module: encoder.SentenceEncoder,
-    params: Any,
-    groups: list[TextGroup],
-    rng: Array | None,
-) -> list[Float[Array, "B G E"]]:
-    """Embeds the texts of a whole batch; see ``embed``."""
-    pairs = jnp.arange(groups[0].tokens.shape[0])
-    return [embed(module, params, t, pairs, i, rng) for i, t in enumerate(groups)]
-
-
-def embed(
-    module: encoder.SentenceEncoder,
-    params: Any,
-    texts: TextGroup,
-    pairs: Int[Array, " B"],
-    call: int,
-    rng: Array | None,
-) -> Float[Array, "B G E"]:
-    """Embeds the texts of some pairs.
-
-    Args:
-        module: the encoder.
-        params: its parameters.
-        texts: one group of ``group_texts``, or some pairs of it.
-        pairs: their numbers in the global batch, by which dropout draws.
-        call: number of the group.
-        rng: the step's dropout key; None switches dropout off.
-    """
-    num_pairs, num_texts, length = texts.tokens.shape
-    more = {}
-    if texts.instruction_lengths is not None:
-        more["instruction_lengths"] = texts.instruction_lengths.reshape(-1)
-    if rng is not None and module.config.t5.dropout_rate:
-        rows = pairs[:, None] * num_texts + jnp.arange(num_texts)
-        more |= {
-            "dropout_rows": rows.reshape(-1),
-            "rngs": {"dropout": jax.random.fold_in(rng, call)},
-        }
-    rows = texts.tokens.reshape(num_pairs * num_texts, length)
-    embedded = module.apply({"params": params}, rows, **more)
-    return embedded.reshape(num_pairs, num_texts, -1)
-
-
-def group_texts(batch: Batch) -> list[TextGroup]:
-    """Puts texts of one length together, so that they share an encoder call.
-
-    Each pair's texts lie side by side, so that a device's rows stay its own. In one
-    call weights are gathered once a step, and their gradients reduced once.
-
-    Args:
-        batch: left and right tokens, and negative tokens where there are any; with
-            instructions, also how long these are.
-
-    Returns:
-        One group (left, right, negatives), or two (left; right, negatives) if the sides
-        differ in length.
-    """
-    left = batch[names.LEFT_TOKENS][:, None]
-    rights = batch[names.RIGHT_TOKENS][:, None]
-    if names.NEGATIVE_TOKENS in batch:
-        rights = jnp.concatenate([rights, batch[names.NEGATIVE_TOKENS]], axis=1)
-    left_lengths = right_lengths = None
-    if names.LEFT_INSTRUCTION_LENGTHS in batch:
-        left_lengths = batch[names.LEFT_INSTRUCTION_LENGTHS][:, None]
-        right_lengths = batch[names.RIGHT_INSTRUCTION_LENGTHS][:, None]
-        if names.NEGATIVE_TOKENS in batch:
-            negative_lengths = batch[names.NEGATIVE_INSTRUCTION_LENGTHS]
-            right_lengths = jnp.concatenate([right_lengths, negative_lengths], axis=1)
-    sides = TextGroup(left, left_lengths), TextGroup(rights, right_lengths)
-    if left.shape[-1] != rights.shape[-1]:
-        return list(sides)
-    return [jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), *sides)]
-
-
-def ungroup(
-    groups: list[Float[Array, "B G E"]], has_negatives: bool
-) -> tuple[Float[Array, "B E"], Float[Array, "B E"], Float[Array, "B N E"] | None]:
-    """Returns left, right and negative embeddings from those of ``group_texts``."""
-    left, rights = groups if len(groups) == 2 else (groups[0], groups[0][:, 1:])
-    return left[:, 0], rights[:, 0], rights[:, 1:] if has_negatives else None

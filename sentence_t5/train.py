@@ -98,7 +98,11 @@ def train(
         examples = datasets.load_examples(train_dataset_cfg)
         datasets.check_token_ids(examples, model.encoder.t5.vocab_size)
         batches = datasets.make_batches(
-            train_dataset_cfg, examples, **partitioner.host_share()
+            train_dataset_cfg,
+            examples,
+            **partitioner.host_share(),
+            num_shards=partitioner.num_batch_shards,
+            num_chunks=trainer.num_chunks(train_dataset_cfg.batch_size),
         )
         evaluate = _make_evaluate(
             trainer, train_eval_dataset_cfg, infer_eval_dataset_cfg, eval_steps
@@ -148,15 +152,20 @@ def train(
                 results = evaluate(state.params)
                 reporter.evaluation(0, results)
                 save(0, results)
-            step_fn = None
+            compiled = {}
             pause = 0.0
             for step in range(start + 1, total_steps + 1):
                 _, batch, rows = next(stream)
-                if step_fn is None:
-                    step_fn = _compile(trainer, state, batch)
-                    reporter.start_clock()
+                # One shape, but for packed batches that need more rows than most.
+                shapes = tuple(array.shape for array in batch.values())
+                if shapes not in compiled:
+                    compiled[shapes], seconds = _compile(trainer, state, batch)
+                    pause += seconds
+                    if len(compiled) == 1:
+                        reporter.start_clock()
+                        pause = 0.0
                 with jax.transfer_guard("disallow"):
-                    state, values = step_fn(state, batch)
+                    state, values = compiled[shapes](state, batch)
                 reporter.collect(step, values, rows)
                 stop = guard.reached(step)
                 last = step == total_steps or stop
@@ -245,11 +254,12 @@ def _make_evaluate(
 
 
 def _compile(trainer: steps.Trainer, state: steps.TrainState, batch: steps.Batch):
-    """Compiles the train step for these shapes, ahead of its first run."""
+    """Compiles the train step for these shapes; returns it and the seconds it took."""
     began = time.perf_counter()
     compiled = trainer.train_step.lower(state, batch).compile()
-    _logger.info("Compiled the step in %.1f s.", time.perf_counter() - began)
-    return compiled
+    seconds = time.perf_counter() - began
+    _logger.info("Compiled the step in %.1f s.", seconds)
+    return compiled, seconds
 
 
 def _best_metric(

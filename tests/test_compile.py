@@ -95,12 +95,14 @@ def test_flops_of_a_step():
     config = encoder.EncoderConfig(T5Config(num_layers=1, remat="full"), "mean", 768)
     weights, between, projection = flops.per_text(config, 64)
     logits = 2 * 8 * 8 * 768
-    step = flops.train_step(config, 8, (64, 64))
+    step = flops.train_step(config, [(16, 64)], batch_size=8, num_candidates=8)
     assert step.model == 3 * (16 * (weights + between + projection) + logits)
     again = 16 * (weights + between)
     passes = 6 * 3 * (16 * projection + logits)
     assert step.hardware == 3 * again + again + passes
-    chunked = flops.train_step(config, 8, (64, 64), is_chunked=True)
+    chunked = flops.train_step(
+        config, [(16, 64)], batch_size=8, num_candidates=8, is_chunked=True
+    )
     assert chunked.model == step.model
     assert chunked.hardware == step.hardware + again + 6 * 16 * projection
 

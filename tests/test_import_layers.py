@@ -11,6 +11,7 @@ LAYERS = {
     0: ["", "names"],
     1: [  # Pure maths.
         *["t5", "pooling", "encoder", "candidate_masks", "losses", "metrics"],
+        "text_groups",
     ],
     2: [  # Where it runs.
         *["partitioning", "optim", "cached_gradients", "steps", "search"],

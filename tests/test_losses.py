@@ -9,7 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sentence_t5 import candidate_masks, encoder, losses, metrics, partitioning
+from sentence_t5 import (
+    candidate_masks,
+    encoder,
+    losses,
+    metrics,
+    names,
+    partitioning,
+    text_groups,
+)
 
 B, E = 6, 5
 SCALE = 20.0
@@ -39,6 +47,18 @@ def make_tokens(num_negatives):
     for i, n in itertools.product(range(B), range(num_negatives)):
         negatives[i, n] = tokens_of(NEGATIVES[i][n], 6)
     return left, right, negatives
+
+
+def make_candidates(left, right, negatives=None, mask_duplicates=False, **masks):
+    """Says which texts are candidates, as a training step does with its batch."""
+    negative_mask = masks.pop("negative_mask", None)
+    batch = {names.LEFT_TOKENS: left, names.RIGHT_TOKENS: right}
+    if negatives is not None:
+        batch[names.NEGATIVE_TOKENS] = negatives
+        if negative_mask is None:
+            negative_mask = np.ones(negatives.shape[:2], bool)
+    ids = text_groups.text_ids(batch) if mask_duplicates else None
+    return candidate_masks.make_candidates(len(left), negative_mask, ids, **masks)
 
 
 def make_embeddings(num_negatives, seed=0):
@@ -126,7 +146,7 @@ def loss_and_gradients(
     block_rows=None,
     **more,
 ):
-    candidates = candidate_masks.make_candidates(
+    candidates = make_candidates(
         *tokens,
         negative_mask=negative_mask,
         row_mask=row_mask,
@@ -232,9 +252,7 @@ def largest_array(jaxpr) -> int:
 def test_in_blocks_no_array_is_of_all_logits(block_rows, limit):
     def loss(left, right):
         tokens = 1 + jnp.arange(512)[:, None]
-        candidates = candidate_masks.make_candidates(
-            tokens, tokens, mask_duplicates=True
-        )
+        candidates = make_candidates(tokens, tokens, mask_duplicates=True)
         output = losses.contrastive_loss(
             left, right, None, candidates,
             logit_scale=SCALE, bidirectional=True, block_rows=block_rows,
@@ -303,7 +321,7 @@ def test_fewer_candidates_equal_brute_force(own_right_only, some_alone):
 def test_own_right_alone_is_no_contrast():
     left, right, _ = make_tokens(1)
     with pytest.raises(ValueError, match="hard negatives, and the batch has none"):
-        candidate_masks.make_candidates(left, right, own_right_only=True)
+        make_candidates(left, right, own_right_only=True)
 
 
 def test_temperature_of_the_papers():
@@ -339,7 +357,7 @@ def one_loss(
         tokens = 1 + np.arange(left.shape[0])[:, None]
         shape = None if negatives is None else negatives.shape[:2]
         other = None if shape is None else np.full((*shape, 1), 99)
-        candidates = candidate_masks.make_candidates(tokens, tokens, other)
+        candidates = make_candidates(tokens, tokens, other)
     return losses.contrastive_loss(
         left,
         right,
@@ -353,7 +371,7 @@ def one_loss(
 def mask_of(*tokens, **masks):
     """Returns the mask of all rows."""
     own = np.eye(len(tokens[0]), dtype=bool)
-    return candidate_masks.make_candidates(*tokens, **masks).mask(own)
+    return make_candidates(*tokens, **masks).mask(own)
 
 
 def test_no_masks_mean_that_all_counts():
@@ -374,7 +392,7 @@ def test_no_negatives_and_none_are_the_same():
     left, right, negatives = make_embeddings(0)
     assert negatives.shape == (B, 0, E)
     tokens = make_tokens(0)
-    candidates = candidate_masks.make_candidates(*tokens)
+    candidates = make_candidates(*tokens)
     empty = one_loss(left, right, negatives, scale=SCALE, candidates=candidates)
     none = one_loss(left, right, None, scale=SCALE)
     assert float(none) > 0.1
@@ -459,9 +477,7 @@ def test_duplicate_positives_leave_a_floor_unless_masked(num_devices):
 
     @functools.partial(jax.jit, static_argnums=2)
     def losses_of(vectors, tokens, mask_duplicates):
-        candidates = candidate_masks.make_candidates(
-            tokens, tokens, mask_duplicates=mask_duplicates
-        )
+        candidates = make_candidates(tokens, tokens, mask_duplicates=mask_duplicates)
         loss = functools.partial(
             one_loss, vectors, vectors, scale=20.0, candidates=candidates
         )
@@ -628,6 +644,6 @@ def test_sides_must_match():
     left, right, negatives = make_embeddings(1)
     with pytest.raises(ValueError, match=r"\(6, 5\) and \(5, 5\)"):
         one_loss(left, right[1:])
-    candidates = candidate_masks.make_candidates(*make_tokens(1))
+    candidates = make_candidates(*make_tokens(1))
     with pytest.raises(ValueError, match=r"\(5, 1, 5\), expected \[B, N, E\]"):
         one_loss(left, right, negatives[1:], candidates=candidates)

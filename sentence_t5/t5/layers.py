@@ -9,12 +9,13 @@ in T5X ``examples/t5/layers.py``.
 """
 
 import math
+from typing import NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from sentence_t5 import names
 from sentence_t5.t5 import config as t5_config
@@ -119,36 +120,98 @@ class RMSNorm(nn.Module):
         return (normed * scale).astype(self.dtype)
 
 
-class Dropout(nn.Module):
-    """Dropout with one draw for all positions of a row, as T5X does it.
+class TextIndex(NamedTuple):
+    """Which text each position of a row is of; by this, dropout draws.
 
-    A row's draw depends on the step's key and the row's number alone. So it is the same
-    on any mesh, and when a batch is encoded in chunks.
+    A text's draws depend on the step's key, the text's number and, in attention, the
+    place in the text alone. So they are the same on any mesh, in a batch encoded in
+    chunks, at any padding, and in rows that texts share.
+
+    Attributes:
+        numbers: each text's number in the global batch, [B S], S texts to a row.
+        slots: which of its row's texts each position is of, [B L]; None where the
+            positions are the texts themselves, or S is 1.
+        places: each position's place in its text, [B L]; None where a text begins with
+            its row.
     """
+
+    numbers: Int[Array, "B S"]
+    slots: Int[Array, "B L"] | None = None
+    places: Int[Array, "B L"] | None = None
+
+    def spread(self, per_text: Shaped[Array, "B S *rest"]) -> Array:
+        """Gives each position what its text has: [B L *rest], or [B 1 *rest]."""
+        if self.slots is None:
+            return per_text
+        slots = jnp.maximum(self.slots, 0)  # padding takes anything
+        return jnp.take_along_axis(
+            per_text, slots.reshape(*slots.shape, *[1] * (per_text.ndim - 2)), axis=1
+        )
+
+    def of_texts(self) -> "TextIndex":
+        """Returns the index of positions that are the texts, each at its place 0."""
+        return TextIndex(self.numbers, None, jnp.zeros_like(self.numbers))
+
+
+class Dropout(nn.Module):
+    """Dropout with one draw for all positions of a text, as T5X does it."""
 
     rate: float
 
     @nn.compact
     def __call__(
-        self, x: Float[Array, "B *mid L D"], rows: Int[Array, " B"] | None
-    ) -> Float[Array, "B *mid L D"]:
-        """Drops whole features of a row.
+        self, x: Float[Array, "B L D"], texts: TextIndex | None
+    ) -> Float[Array, "B L D"]:
+        """Drops whole features of a text.
 
         Args:
             x: activations.
-            rows: each row's number in the global batch; None switches dropout off.
+            texts: what each position belongs to; None switches dropout off.
         """
-        if rows is None or self.rate == 0.0:
+        if texts is None or self.rate == 0.0:
             return x
         key = self.make_rng("dropout")
-        shape = (*x.shape[1:-2], 1, x.shape[-1])
 
-        def draw(row):
+        def draw(number):
             return jax.random.bernoulli(
-                jax.random.fold_in(key, row), 1.0 - self.rate, shape
+                jax.random.fold_in(key, number), 1.0 - self.rate, x.shape[-1:]
             )
 
-        return jnp.where(jax.vmap(draw)(rows), x / (1.0 - self.rate), 0.0)
+        keep = texts.spread(jax.vmap(jax.vmap(draw))(texts.numbers))
+        return jnp.where(keep, x / (1.0 - self.rate), 0.0)
+
+
+class AttentionDropout(nn.Module):
+    """Dropout of attention weights: one draw per head for all that ask a position."""
+
+    rate: float
+
+    @nn.compact
+    def __call__(
+        self, weights: Float[Array, "B H Q M"], texts: TextIndex | None
+    ) -> Float[Array, "B H Q M"]:
+        """Drops memory positions.
+
+        Args:
+            weights: attention weights.
+            texts: what each memory position belongs to; None switches dropout off.
+        """
+        if texts is None or self.rate == 0.0:
+            return weights
+        key = self.make_rng("dropout")
+        batch, num_heads, _, length = weights.shape
+        numbers = jnp.broadcast_to(texts.spread(texts.numbers), (batch, length))
+        places = texts.places
+        if places is None:
+            places = jnp.broadcast_to(jnp.arange(length), (batch, length))
+
+        def draw(number, place):
+            key_here = jax.random.fold_in(jax.random.fold_in(key, number), place)
+            return jax.random.bernoulli(key_here, 1.0 - self.rate, (num_heads,))
+
+        keep = jax.vmap(jax.vmap(draw))(numbers, places)
+        keep = keep.swapaxes(1, 2)[:, :, None]
+        return jnp.where(keep, weights / (1.0 - self.rate), 0.0)
 
 
 class MLP(nn.Module):
@@ -158,9 +221,9 @@ class MLP(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x: Float[Array, "B L D"], dropout_rows: Int[Array, " B"] | None = None
+        self, x: Float[Array, "B L D"], texts: TextIndex | None = None
     ) -> Float[Array, "B L D"]:
-        """Applies the MLP to every position; ``dropout_rows`` as in ``Dropout``."""
+        """Applies the MLP to every position; ``texts`` as in ``Dropout``."""
         cfg = self.config
         gated = len(cfg.mlp_activations) > 1
         gates = []
@@ -170,7 +233,7 @@ class MLP(nn.Module):
             gates.append(_ACTIVATION_FNS[activation](h))
         h = math.prod(gates[1:], start=gates[0])
         h = logical_constraint(h, names.ACT_BATCH, names.ACT_LENGTH, names.ACT_MLP)
-        h = Dropout(cfg.dropout_rate)(h, dropout_rows)
+        h = Dropout(cfg.dropout_rate)(h, texts)
         return Dense(cfg.d_model, (names.MLP, names.EMBED), _mlp_init, cfg, name="wo")(
             h
         )
@@ -188,7 +251,7 @@ class Attention(nn.Module):
         memory: Float[Array, "B M D"],
         mask: Bool[Array, "#B #Q M"],
         bias: Float[Array, "H Q M"] | None,
-        dropout_rows: Int[Array, " B"] | None = None,
+        texts: TextIndex | None = None,
     ) -> Float[Array, "B Q D"]:
         """Attends from ``x`` to ``memory``.
 
@@ -197,7 +260,7 @@ class Attention(nn.Module):
             memory: the positions that answer (``x`` itself in self-attention).
             mask: True where a query may look at a memory position.
             bias: relative position bias, None in cross-attention.
-            dropout_rows: as in ``Dropout``.
+            texts: what each memory position belongs to, as in ``AttentionDropout``.
 
         Returns:
             One vector for each query position.
@@ -223,7 +286,7 @@ class Attention(nn.Module):
             logits += bias.astype(jnp.float32)
         logits = jnp.where(mask[:, None], logits, _MASKED)
         weights = jax.nn.softmax(logits, axis=-1).astype(cfg.dtype)
-        weights = Dropout(cfg.dropout_rate)(weights, dropout_rows)
+        weights = AttentionDropout(cfg.dropout_rate)(weights, texts)
         out = jnp.einsum("bhqm,bmhk->bqhk", weights, value)
         out = logical_constraint(out, *heads)
         return Dense(

@@ -13,7 +13,7 @@ import functools
 import flax.linen as nn
 import jax
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float
 
 from sentence_t5 import names
 from sentence_t5.t5 import config as t5_config
@@ -36,7 +36,7 @@ class EncoderLayer(nn.Module):
         x: Float[Array, "B L D"],
         mask: Bool[Array, "B #L L"],
         bias: Float[Array, "H L L"],
-        dropout_rows: Int[Array, " B"] | None,
+        texts: layers.TextIndex | None,
     ) -> tuple[Float[Array, "B L D"], None]:
         """Runs one layer; the second output is what ``nn.scan`` wants."""
         cfg = self.config
@@ -44,11 +44,11 @@ class EncoderLayer(nn.Module):
         drop = functools.partial(layers.Dropout, cfg.dropout_rate)
         x = layers.constrain_hidden(x)
         h = norm(name="attention_norm")(x)
-        h = layers.Attention(cfg, name="attention")(h, h, mask, bias, dropout_rows)
-        x = x + drop()(h, dropout_rows)
+        h = layers.Attention(cfg, name="attention")(h, h, mask, bias, texts)
+        x = x + drop()(h, texts)
         h = norm(name="mlp_norm")(x)
-        h = layers.MLP(cfg, name="mlp")(h, dropout_rows)
-        return layers.constrain_hidden(x + drop()(h, dropout_rows)), None
+        h = layers.MLP(cfg, name="mlp")(h, texts)
+        return layers.constrain_hidden(x + drop()(h, texts)), None
 
 
 class DecoderLayer(nn.Module):
@@ -64,25 +64,24 @@ class DecoderLayer(nn.Module):
         bias: Float[Array, "H S S"],
         memory: Float[Array, "B L D"],
         memory_mask: Bool[Array, "B S L"],
-        dropout_rows: Int[Array, " B"] | None,
+        texts: layers.TextIndex | None,
+        memory_texts: layers.TextIndex | None,
     ) -> tuple[Float[Array, "B S D"], None]:
         """Runs one layer; the second output is what ``nn.scan`` wants."""
         cfg = self.config
         norm = functools.partial(layers.RMSNorm, cfg.layer_norm_epsilon, cfg.dtype)
         drop = functools.partial(layers.Dropout, cfg.dropout_rate)
         h = norm(name="self_attention_norm")(x)
-        h = layers.Attention(cfg, name="self_attention")(
-            h, h, self_mask, bias, dropout_rows
-        )
-        x = x + drop()(h, dropout_rows)
+        h = layers.Attention(cfg, name="self_attention")(h, h, self_mask, bias, texts)
+        x = x + drop()(h, texts)
         h = norm(name="cross_attention_norm")(x)
         h = layers.Attention(cfg, name="cross_attention")(
-            h, memory, memory_mask, None, dropout_rows
+            h, memory, memory_mask, None, memory_texts
         )
-        x = x + drop()(h, dropout_rows)
+        x = x + drop()(h, texts)
         h = norm(name="mlp_norm")(x)
-        h = layers.MLP(cfg, name="mlp")(h, dropout_rows)
-        return x + drop()(h, dropout_rows), None
+        h = layers.MLP(cfg, name="mlp")(h, texts)
+        return x + drop()(h, texts), None
 
 
 def _run_layers(
@@ -127,7 +126,7 @@ class EncoderStack(nn.Module):
         self,
         x: Float[Array, "B L D"],
         mask: Bool[Array, "B #L L"],
-        dropout_rows: Int[Array, " B"] | None = None,
+        texts: layers.TextIndex | None = None,
     ) -> Float[Array, "B L D"]:
         """Encodes.
 
@@ -135,8 +134,8 @@ class EncoderStack(nn.Module):
             x: embedded tokens.
             mask: True where position q may look at position m. ``[B 1 L]`` hides
                 padding; ``[B L L]`` also keeps packed texts apart.
-            dropout_rows: each row's number in the global batch, by which dropout draws;
-                None switches dropout off.
+            texts: what each position belongs to, by which dropout draws; None
+                switches it off.
 
         Returns:
             Hidden states; those of padding are finite and mean nothing.
@@ -146,10 +145,10 @@ class EncoderStack(nn.Module):
         bias = layers.RelativePositionBias(cfg, True, name="relpos_bias")(
             length, length
         )
-        x = layers.Dropout(cfg.dropout_rate)(x, dropout_rows)
-        x = _run_layers(EncoderLayer, cfg, cfg.num_layers, x, mask, bias, dropout_rows)
+        x = layers.Dropout(cfg.dropout_rate)(x, texts)
+        x = _run_layers(EncoderLayer, cfg, cfg.num_layers, x, mask, bias, texts)
         x = layers.RMSNorm(cfg.layer_norm_epsilon, cfg.dtype, name="final_norm")(x)
-        return layers.Dropout(cfg.dropout_rate)(x, dropout_rows)
+        return layers.Dropout(cfg.dropout_rate)(x, texts)
 
 
 class DecoderStack(nn.Module):
@@ -163,7 +162,7 @@ class DecoderStack(nn.Module):
         x: Float[Array, "B S D"],
         memory: Float[Array, "B L D"],
         memory_mask: Bool[Array, "B S L"],
-        dropout_rows: Int[Array, " B"] | None = None,
+        texts: layers.TextIndex | None = None,
     ) -> Float[Array, "B S D"]:
         """Decodes one step.
 
@@ -171,8 +170,8 @@ class DecoderStack(nn.Module):
             x: the embedded start symbol, once for each of ``S`` texts of a row.
             memory: the encoder's hidden states.
             memory_mask: True where a query's own text is.
-            dropout_rows: each row's number in the global batch, by which dropout draws;
-                None switches dropout off.
+            texts: what each position of {} belongs to, by which dropout draws; None
+                switches it off.
 
         Returns:
             The decoder's first output for each query.
@@ -183,12 +182,13 @@ class DecoderStack(nn.Module):
         # cancels in the softmax; it is kept so that the parameters are those of a T5.
         bias = layers.RelativePositionBias(cfg, False, name="relpos_bias")(1, 1)
         bias = jax.numpy.broadcast_to(bias, (cfg.num_heads, num_queries, num_queries))
+        queries = None if texts is None else texts.of_texts()
         # A numpy constant: ONNX has no identity matrix of booleans.
         self_mask = np.eye(num_queries, dtype=bool)[None]
-        x = layers.Dropout(cfg.dropout_rate)(x, dropout_rows)
+        x = layers.Dropout(cfg.dropout_rate)(x, queries)
         x = _run_layers(
             DecoderLayer, cfg, cfg.num_decoder_layers,
-            x, self_mask, bias, memory, memory_mask, dropout_rows,
+            x, self_mask, bias, memory, memory_mask, queries, texts,
         )  # fmt: skip
         x = layers.RMSNorm(cfg.layer_norm_epsilon, cfg.dtype, name="final_norm")(x)
-        return layers.Dropout(cfg.dropout_rate)(x, dropout_rows)
+        return layers.Dropout(cfg.dropout_rate)(x, queries)

@@ -35,9 +35,7 @@ class DatasetConfig(datasets.DatasetConfig):
 class TrainIterator(dataset_iterator.DatasetIterator):
     """Walks through training batches from a step on."""
 
-    def __init__(
-        self, batches: batching.TrainBatches, step: int, record: Mapping[str, Any]
-    ):
+    def __init__(self, batches: batching.Batches, step: int, record: Mapping[str, Any]):
         """Builds nothing yet.
 
         Args:

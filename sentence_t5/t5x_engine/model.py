@@ -20,7 +20,7 @@ from t5x import metrics as t5x_metrics
 from t5x import models, optimizers
 
 from sentence_t5 import encoder as encoder_lib
-from sentence_t5 import feature_converters, losses, names, optim, steps
+from sentence_t5 import feature_converters, losses, names, optim, steps, text_groups
 
 Features = Mapping[str, Array]
 
@@ -65,8 +65,8 @@ class Model(models.BaseModel):
         # T5X evaluates without a key. A training batch has no padding rows, and with no
         # mask the program is the one of ``steps.Trainer``, to the last bit.
         batch = to_batch(batch, padded=dropout_rng is None)
-        groups = steps.group_texts(batch)
-        embedded = steps.embed_groups(self._module, params, groups, dropout_rng)
+        groups = text_groups.make_groups(batch)
+        embedded = text_groups.embed_all(self._module, params, groups, dropout_rng)
         loss, values = steps.contrast(self.loss, batch, embedded)
         num_rows = jnp.float32(batch[names.LEFT_TOKENS].shape[0])
         if names.ROW_MASK in batch:

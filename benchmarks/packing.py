@@ -1,0 +1,129 @@
+"""Times packed training steps against padded ones, on real texts and in turn.
+
+    python benchmarks/packing.py --gin_file=gin/st5_small_mean.gin --batch_size=128 \
+        --train_file=triplets.tsv --negatives=negative --vocabulary=spiece.model \
+        --max_length=64 --packed_length=64 [--short_length=32] [--steps=3] \
+        [--compare='python benchmarks/torch_train.py ...']
+
+``padded`` gives every text ``max_length`` tokens, ``padded_short`` gives the right
+sides and negatives ``short_length``. One step of each is timed after the other,
+``--steps`` times, so that the ratios are of one run. ``median_s`` is the packed step's.
+"""
+
+import argparse
+import dataclasses
+import itertools
+import sys
+import time
+from collections.abc import Callable
+
+import gin
+import jax
+import measuring
+
+from sentence_t5 import compile_setup, datasets, flops, gin_files, host_memory, names
+
+
+def variants(dataset: datasets.DatasetConfig, short: int):
+    """Returns the dataset's config for each way to lay out its texts."""
+    padded = dataclasses.replace(dataset, packed_length=None)
+    lengths = {**dataset.task_feature_lengths, names.TARGETS: short}
+    return {
+        "packed": dataset,
+        "padded": padded,
+        "padded_short": dataclasses.replace(padded, task_feature_lengths=lengths),
+    }
+
+
+def make_step(trainer, dataset, examples) -> tuple[Callable[[], None], float]:
+    """Compiles a step on real batches; returns it, and the GFLOP that it does."""
+    partitioner = trainer.partitioner
+    batches = datasets.make_batches(
+        dataset, examples, num_shards=partitioner.num_batch_shards
+    )
+    numbers = itertools.count()
+    state = trainer.init_state(0)
+    first = partitioner.put_batch(batches.batch(0)[0])
+    compiled = trainer.train_step.lower(state, first).compile()
+
+    def run():
+        nonlocal state
+        batch = partitioner.put_batch(batches.batch(next(numbers))[0])
+        state, values = compiled(state, batch)
+        jax.block_until_ready((state, values))
+
+    size, lengths = dataset.batch_size, dataset.lengths()
+    per_pair = [lengths[names.INPUTS], lengths[names.TARGETS]]
+    per_pair += [lengths[names.NEGATIVE_TARGETS]] * dataset.num_negatives
+    rows = [(size, length) for length in per_pair]
+    if dataset.packed_length is not None:
+        rows = [(batches.num_rows, batches.row_length)]
+    count = flops.train_step(
+        trainer.model.encoder, rows,
+        batch_size=size, num_candidates=size * (len(per_pair) - 1),
+    )  # fmt: skip
+    return run, count.model / 1e9
+
+
+def matmul_gflop_per_s() -> float:
+    """Measures a large float32 product."""
+    size = 4096
+    a = jax.numpy.ones((size, size))
+    product = jax.jit(lambda a: a @ a)
+    samples = measuring.seconds_of(
+        lambda: product(a).block_until_ready(), warmup=1, times=5
+    )
+    return 2 * size**3 / 1e9 / measuring.summary(samples)["median_s"]
+
+
+def main() -> None:
+    """Runs the benchmark."""
+    host_memory.keep_freed_memory()
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    gin_files.add_flags(parser)
+    measuring.add_flags(parser)
+    parser.add_argument("--short_length", type=int, default=32)
+    parser.add_argument("--steps", type=int, default=3, help="of each, to time")
+    parser.add_argument("--only", help="the one variant to time")
+    flags = gin_files.parse_flags(sys.argv[1:], parser)
+    if flags.compare:
+        measuring.compare(flags.compare, flags.rounds)
+        return
+    config = gin_files.load(flags)
+    trainer = compile_setup.set_up(config, None).trainer
+    bindings = gin.get_bindings(config.root, resolve_references=False)
+    dataset = bindings["train_dataset_cfg"].scoped_configurable_fn()
+    examples = datasets.load_examples(dataset)
+    steps, gflop = {}, {}
+    for name, variant in variants(dataset, flags.short_length).items():
+        if flags.only in (None, name):
+            steps[name], gflop[name] = make_step(trainer, variant, examples)
+            steps[name]()
+    samples = {name: [] for name in steps}
+    for _ in range(flags.steps):
+        for name, run in steps.items():
+            began = time.perf_counter()
+            run()
+            samples[name].append(time.perf_counter() - began)
+    took = {name: measuring.summary(times) for name, times in samples.items()}
+    medians = {name: each["median_s"] for name, each in took.items()}
+    measuring.report(
+        "packing",
+        **took.get("packed", {}),
+        gin_file=flags.gin_file,
+        pairs=dataset.batch_size,
+        seconds=medians,
+        pairs_per_s={n: round(dataset.batch_size / t, 1) for n, t in medians.items()},
+        packed_times_as_fast={
+            n: round(t / medians["packed"], 2)
+            for n, t in medians.items()
+            if "packed" in medians
+        },
+        gflop_per_s={n: round(gflop[n] / t, 1) for n, t in medians.items()},
+        matmul_gflop_per_s=round(matmul_gflop_per_s(), 1),
+        peak_mb=round(measuring.peak_bytes() / 1e6),
+    )
+
+
+if __name__ == "__main__":
+    main()
