@@ -59,6 +59,10 @@ class Model:
     loss: losses.LossConfig
     optimizer: optim.Optimizer
 
+    def __post_init__(self):
+        """Checks the parts against each other; see ``LossConfig.check_encoder``."""
+        self.loss.check_encoder(self.encoder)
+
 
 class TrainState(flax.struct.PyTreeNode):
     """All that changes while training.
@@ -304,11 +308,12 @@ def contrast(
         mask_duplicates=config.mask_duplicates,
         own_right_only=config.own_right_only,
     )
-    output = losses.contrastive_loss(
+    output = losses.nested_loss(
         left,
         right,
         negatives,
         candidates,
+        prefix_widths=config.prefix_widths,
         logit_scale=config.logit_scale,
         bidirectional=config.bidirectional,
         block_rows=config.block_rows,

@@ -42,7 +42,12 @@ class Model(models.BaseModel):
         loss: losses.LossConfig,
         optimizer: optim.Optimizer,
     ):
-        """Wraps the optimizer for T5X; runs nothing."""
+        """Wraps the optimizer for T5X; runs nothing.
+
+        Raises:
+            ValueError: see ``LossConfig.check_encoder``.
+        """
+        loss.check_encoder(encoder)
         super().__init__(optimizers.OptaxWrapper(optimizer.transform))
         self.encoder = encoder
         self.loss = loss
