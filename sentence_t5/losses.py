@@ -57,6 +57,11 @@ class LossConfig:
         prefix_widths: widths below the embedding's whose first numbers, scaled to unit
             length, are trained to be embeddings too (Matryoshka), for ``encode(...,
             dim=...)``. Their losses are added to that of the whole.
+        guide: model_dir of another encoder, whose cosines tell false negatives: in
+            training, a candidate that it finds closer than a row's positive is left
+            out. See ``guides``.
+        guide_margin: how much less close than the positive a candidate must be, in the
+            guide's cosine.
     """
 
     logit_scale: float = 100.0
@@ -65,6 +70,8 @@ class LossConfig:
     own_right_only: bool = False
     block_rows: int | None = None
     prefix_widths: tuple[int, ...] = ()
+    guide: str | None = None
+    guide_margin: float = 0.0
 
     def __post_init__(self):
         """Checks the numbers.

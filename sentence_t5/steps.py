@@ -192,6 +192,11 @@ class Trainer:
     def _train_step(
         self, state: TrainState, batch: Batch
     ) -> tuple[TrainState, Metrics]:
+        if self.model.loss.guide is not None and names.LEFT_GUIDE not in batch:
+            raise ValueError(
+                f"LossConfig.guide is {self.model.loss.guide}, but the batch has no "
+                "vectors of a guide: `sentence-t5 train` adds them. Leave it out here."
+            )
         rng = jax.random.fold_in(state.rng, state.step)
         (_, values), grads = self._value_and_grad(state.params, batch, rng)
         updates, opt_state = self.model.optimizer.transform.update(
@@ -298,6 +303,10 @@ def contrast(
         groups: the embeddings of ``group_texts(batch)``.
     """
     left, right, negatives = ungroup(groups, names.NEGATIVE_TOKENS in batch)
+    guide = None
+    if names.LEFT_GUIDE in batch:
+        sides = (names.LEFT_GUIDE, names.RIGHT_GUIDE, names.NEGATIVE_GUIDE)
+        guide = tuple(batch.get(side) for side in sides)
     candidates = candidate_masks.make_candidates(
         batch[names.LEFT_TOKENS],
         batch[names.RIGHT_TOKENS],
@@ -307,6 +316,8 @@ def contrast(
         in_batch=batch.get(names.IN_BATCH),
         mask_duplicates=config.mask_duplicates,
         own_right_only=config.own_right_only,
+        guide=guide,
+        guide_margin=config.guide_margin,
     )
     output = losses.nested_loss(
         left,
