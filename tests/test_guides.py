@@ -59,14 +59,11 @@ def brute_force(left, right, negatives, *, guide, margin, rows):
     return total / rows.sum()
 
 
-@pytest.mark.parametrize(("margin", "block_rows"), [(0.0, None), (0.1, 3)])
-def test_false_negatives_equal_brute_force(margin, block_rows):
+def test_false_negatives_equal_brute_force():
     rng = np.random.default_rng(0)
     sides = [unit(rng, B, 4), unit(rng, B, 4), unit(rng, B, N, 4)]
     guide = [unit(rng, B, 3), unit(rng, B, 3), unit(rng, B, N, 3)]
-    # As close as the positive is no closer: without a margin, it stays.
-    guide[1][3] = guide[1][0]
-    rows = np.array([1, 1, 0, 1, 1, 1], bool)
+    rows, margin = np.array([1, 1, 0, 1, 1, 1], bool), 0.1
 
     @jax.jit
     @functools.partial(jax.value_and_grad, argnums=(0, 1, 2))
@@ -78,7 +75,7 @@ def test_false_negatives_equal_brute_force(margin, block_rows):
         )  # fmt: skip
         return losses.contrastive_loss(
             left, right, negatives, candidates,
-            logit_scale=SCALE, bidirectional=True, block_rows=block_rows,
+            logit_scale=SCALE, bidirectional=True, block_rows=3,
         ).loss  # fmt: skip
 
     expected = functools.partial(brute_force, guide=guide, margin=margin, rows=rows)
@@ -86,6 +83,26 @@ def test_false_negatives_equal_brute_force(margin, block_rows):
     np.testing.assert_allclose(loss, expected(*sides), rtol=1e-5)
     for ours, theirs in zip(gradients, differences(expected, sides), strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-5)
+
+
+def test_a_candidate_as_close_as_the_positive_stays():
+    rng = np.random.default_rng(1)
+    guide = [unit(rng, B, 768), unit(rng, B, 768)]
+    guide[1][3] = guide[1][0]
+    tokens = 1 + np.arange(B)[:, None]
+    own = np.eye(B, dtype=bool)
+
+    def mask(margin):
+        made = candidate_masks.make_candidates(
+            tokens, tokens, guide=(*guide, None), guide_margin=margin
+        )
+        return np.asarray(made.mask(own).rights)
+
+    cosines = guide[0] @ guide[1].T
+    closer = cosines > np.diagonal(cosines)[:, None] + 1e-5
+    np.testing.assert_array_equal(mask(0.0), ~closer)
+    assert closer.any() and mask(0.0)[0, 3] and mask(0.0)[3, 0]
+    assert not mask(1e-3)[0, 3]  # With a margin it is too close.
 
 
 @pytest.fixture(scope="module")

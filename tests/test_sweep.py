@@ -354,7 +354,7 @@ if "--hang" in sys.argv and not (model_dir / "checkpoints").exists():
         sys.exit(143)
     signal.signal(signal.SIGTERM, save)
     (model_dir.parent / "hangs").write_text("")
-    time.sleep(60)
+    time.sleep(600)
 write_checkpoint(model_dir, 8)
 """
 PARENT = """
@@ -394,8 +394,12 @@ def start(out: pathlib.Path, runs) -> subprocess.Popen:
     )
 
 
+# Seconds until a process hangs: starting one may take a minute on a busy machine.
+PATIENCE = 300
+
+
 def finish(process: subprocess.Popen) -> tuple[int, str]:
-    printed, errors = process.communicate(timeout=60)
+    printed, errors = process.communicate(timeout=PATIENCE)
     return process.returncode, printed + errors
 
 
@@ -406,7 +410,7 @@ def ran(out: pathlib.Path) -> list[str]:
 
 
 def wait_for(path: pathlib.Path) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE
     while not path.exists():
         assert time.monotonic() < deadline
         time.sleep(0.05)
