@@ -30,7 +30,17 @@ import numpy as np
 from sentence_t5 import inference, names
 from sentence_t5.tasks import medi, records
 
-RECIPE = "gin/recipes/instructor_tiny.gin"
+# INSTRUCTOR's data, loss and pooling, from random weights. Flags given later win.
+RUN = (
+    "--gin_file=gin/st5_tiny_mean.gin",
+    "--gin_file=gin/recipes/instructor.gin",
+    "--gin.INITIAL_CHECKPOINT_PATH=None",
+    "--gin.WARMUP_STEPS=60",
+    "--train_steps=600",
+    "--batch_size=64",
+    "--max_length=48",
+    "--learning_rate=2e-3",
+)
 VARIANTS = {"with": True, "without": False}
 HELD_OUT_PARTS = 10
 
@@ -41,7 +51,6 @@ def main() -> None:
     parser.add_argument("--medi_file", required=True)
     parser.add_argument("--vocabulary", required=True)
     parser.add_argument("--work_dir", required=True, type=pathlib.Path)
-    parser.add_argument("--gin_file", default=RECIPE)
     parser.add_argument("--max_held_out", type=int, default=300, help="rows of a task")
     parser.add_argument(
         "--labelled",
@@ -60,7 +69,7 @@ def main() -> None:
     for name, with_instructions in VARIANTS.items():
         folder = args.work_dir / name
         command = [
-            *(sys.executable, "-m", "sentence_t5.train", f"--gin_file={args.gin_file}"),
+            *(sys.executable, "-m", "sentence_t5.train", *RUN),
             *(f"--medi_file={train_file}", f"--vocabulary={args.vocabulary}"),
             *(f"--model_dir={folder}", *flags),
             f"--gin.medi.mixture.with_instructions={with_instructions}",

@@ -110,7 +110,7 @@ def make_rows(
                 "state": failures.get(run.name, state),
                 "steps": str(found.step or 0),
                 "parameters": str(run.num_params),
-                "pairs/s": _number(found.pairs_per_second, ".0f"),
+                "pairs/s": _rate(found.pairs_per_second),
                 _LOSS: _number(found.loss, ".4f"),
             }
             | {key: _score(found.scores, key) for key in scores}
@@ -121,6 +121,11 @@ def make_rows(
 
 def _number(value: float | None, form: str) -> str:
     return "" if value is None else format(value, form)
+
+
+def _rate(value: float | None) -> str:
+    """Writes a rate; a large model on a CPU may be below one pair a second."""
+    return _number(value, ".0f" if value is None or value >= 10 else ".2g")
 
 
 def _score(scores: Mapping[str, float | None], key: str) -> str:

@@ -1,9 +1,9 @@
 """Which texts of a batch are candidates for which row.
 
 Every row's own right side is a candidate, always. The others are all right sides and
-hard negatives of the global batch, less padding, less (if asked) duplicates, and less
-what a task or INSTRUCTOR's loss leaves out. A mask is made for the rows at hand, so
-that rows can be walked in blocks.
+hard negatives of the global batch, less padding, less (if asked) duplicates and what a
+guide takes for right answers, and less what a task or INSTRUCTOR's loss leaves out. A
+mask is made for the rows at hand, so that rows can be walked in blocks.
 """
 
 from typing import NamedTuple
@@ -11,7 +11,10 @@ from typing import NamedTuple
 import flax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Int, UInt32
+from jaxtyping import Array, Bool, Float, Int, UInt32
+
+# Equal cosines of a guide may differ by this much: the sums are of float32.
+_TIE = 1e-5
 
 
 class CandidateMask(NamedTuple):
@@ -52,6 +55,9 @@ class Candidates(flax.struct.PyTreeNode):
         in_batch: [B], False for rows whose only candidates are their own right side and
             their own hard negatives; None means none such.
         own_right_only: see ``losses.LossConfig``.
+        guide: a guide's unit vectors of the left [B G], right [B G] and negative
+            [B*N G] texts; None without a guide.
+        guide_margin: see ``losses.LossConfig``.
     """
 
     rows: Bool[Array, " B"]
@@ -59,6 +65,8 @@ class Candidates(flax.struct.PyTreeNode):
     text_ids: TextIds | None
     in_batch: Bool[Array, " B"] | None = None
     own_right_only: bool = flax.struct.field(pytree_node=False, default=False)
+    guide: tuple[Float[Array, "B G"], Float[Array, "B G"], Array | None] | None = None
+    guide_margin: float = flax.struct.field(pytree_node=False, default=0.0)
 
     def mask(
         self, own: Bool[Array, "M B"], index: Int[Array, " M"] | None = None
@@ -85,9 +93,14 @@ class Candidates(flax.struct.PyTreeNode):
             if negatives is not None:
                 negatives &= ~_same(of_rows(right), negative)
         lefts = rights
+        if self.guide is not None:
+            guided = self._guided(of_rows)
+            lefts, rights = lefts & guided.lefts, rights & guided.rights
+            if negatives is not None:
+                negatives &= guided.negatives
         if self.in_batch is not None:
             alone = ~of_rows(self.in_batch)[:, None]
-            lefts = rights & self.in_batch[None]
+            lefts &= self.in_batch[None]
             rights &= ~alone
             if negatives is not None:
                 per_row = self.negatives.size // self.rows.size
@@ -95,6 +108,19 @@ class Candidates(flax.struct.PyTreeNode):
         if self.own_right_only:
             rights = own
         return CandidateMask(rights | own, negatives, lefts | own)
+
+    def _guided(self, of_rows) -> CandidateMask:
+        """Returns the candidates that the guide finds no closer than the positive."""
+        left, right, negative = self.guide
+        limits = jnp.sum(left * right, axis=-1) - self.guide_margin + _TIE
+        left, row_limits = of_rows(left), of_rows(limits)[:, None]
+        to_rights = _cosines(left, right)
+        negatives = None
+        if negative is not None:
+            negatives = _cosines(left, negative) <= row_limits
+        return CandidateMask(
+            to_rights <= row_limits, negatives, to_rights <= limits[None]
+        )
 
 
 def make_candidates(
@@ -105,6 +131,8 @@ def make_candidates(
     row_mask: Bool[Array, " B"] | None = None,
     in_batch: Bool[Array, " B"] | None = None,
     own_right_only: bool = False,
+    guide: tuple[Array, Array, Array | None] | None = None,
+    guide_margin: float = 0.0,
 ) -> Candidates:
     """Says which texts of a batch are candidates.
 
@@ -116,6 +144,9 @@ def make_candidates(
         in_batch: False for rows whose only candidates are their own right side and
             their own hard negatives; None means none such.
         own_right_only: see ``losses.LossConfig``.
+        guide: a guide's unit vectors of the left [B G], right [B G] and negative
+            [B N G] texts; None without a guide.
+        guide_margin: see ``losses.LossConfig``.
 
     Raises:
         ValueError: ``own_right_only`` without hard negatives: left → right would have
@@ -133,7 +164,11 @@ def make_candidates(
         negatives = (rows[:, None] & negative_mask).reshape(-1)
         if ids is not None:
             ids = ids._replace(negatives=ids.negatives.reshape(-1, 2))
-    return Candidates(rows, negatives, ids, in_batch, own_right_only)
+        if guide is not None:
+            guide = (*guide[:2], guide[2].reshape(-1, guide[2].shape[-1]))
+    return Candidates(
+        rows, negatives, ids, in_batch, own_right_only, guide, guide_margin
+    )
 
 
 def text_ids(tokens: Int[Array, "*lead L"]) -> UInt32[Array, "*lead 2"]:
@@ -171,3 +206,7 @@ def _hash_weights(length: int) -> UInt32[np.ndarray, "L 2"]:
 
 def _same(a: UInt32[Array, "B 2"], b: UInt32[Array, "C 2"]) -> Bool[Array, "B C"]:
     return jnp.all(a[:, None] == b[None], axis=-1)
+
+
+def _cosines(a: Float[Array, "B G"], b: Float[Array, "C G"]) -> Float[Array, "B C"]:
+    return jnp.einsum("bg,cg->bc", a, b, precision="highest")

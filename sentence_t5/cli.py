@@ -17,6 +17,7 @@ VERBS = {
     "compile": "compile for a TPU slice without one: memory, traffic, speed",
     "config": "check gin files and flags, print each value and its origin",
     "import": "make a model folder out of somebody else's checkpoint",
+    "average": "make one model of several checkpoints of a run",
     "export": "write a model for sentence-transformers, StableHLO or ONNX",
     "inspect": "say what a checkpoint of any format holds",
 }

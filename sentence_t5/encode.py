@@ -35,7 +35,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
     try:
         num_lines = sum(1 for _ in read_lines(args.input))
-        model = inference.SentenceT5.load(args.model_dir, args.step, dtype=args.dtype)
+        model = inference.SentenceT5.load(
+            args.model_dir, args.step, dtype=args.dtype, dim=args.dim
+        )
         encode_file(
             model,
             args.input,
@@ -130,6 +132,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--on_truncate", choices=("warn", "error", "ignore"), default="warn"
     )
     parser.add_argument("--dtype", choices=("float32", "bfloat16"))
+    parser.add_argument("--dim", type=int, help="numbers to keep of each vector")
     parser.add_argument(
         "--instruction", help="put before each text; '' for none, not even the default"
     )

@@ -83,7 +83,9 @@ def _run(args: argparse.Namespace) -> dict[str, Any]:
     options = retrieve.options_from(
         args, args.max_length, keep_identical_ids=args.keep_identical_ids
     )
-    model = inference.SentenceT5.load(args.model_dir, args.step, dtype=args.dtype)
+    model = inference.SentenceT5.load(
+        args.model_dir, args.step, dtype=args.dtype, dim=args.dim
+    )
     report = make_report(
         model,
         sets,
@@ -190,6 +192,9 @@ def format_table(report: Mapping[str, Any]) -> str:
         f"{model.get('path', 'model')}, step {model['step']}: {model['pooling']} "
         f"pooling, projection {model['projection_dim']}, {model['dtype']}"
     )
+    width = model["projection_dim"] or model["encoder"]["t5"]["d_model"]
+    if model["embedding_dim"] < width:
+        header += f", first {model['embedding_dim']} of {width} dimensions"
     parts = []
     if report["sts"] or report.get("geometry") or report.get("transfer"):
         header += f", max_length {settings['max_length']}"
@@ -243,6 +248,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--batch_size", type=int, default=64)
     parser.add_argument("--max_length", type=int, help="the model's own by default")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"))
+    parser.add_argument("--dim", type=int, help="numbers to keep of each vector")
     parser.add_argument(
         "--instruction", help="put before each text; '' for none, not even the default"
     )
@@ -283,6 +289,7 @@ def _describe(model: inference.SentenceT5) -> dict[str, Any]:
         "step": model.step,
         "pooling": config.pooling,
         "projection_dim": config.projection_dim,
+        "embedding_dim": model.embedding_dim,
         "normalize": config.normalize,
         "pool_instruction": config.pool_instruction,
         "dtype": config.t5.dtype,

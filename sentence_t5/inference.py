@@ -5,7 +5,8 @@
 
 Texts are sorted by length and padded to a few fixed shapes, so that a long input costs
 a bounded number of compilations and little padding. The batch is laid over all local
-devices. TensorFlow is never imported.
+devices. TensorFlow is never imported. Long because loading, checking and encoding are
+one class's.
 """
 
 import collections
@@ -24,6 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import tqdm.auto
+from jaxtyping import Array, Float
 
 from sentence_t5 import (
     __version__,
@@ -59,6 +61,7 @@ class SentenceT5:
         prompts: instructions by name, for ``encode(..., prompt_name=...)``.
         default_prompt: name of the one used where none is asked for, or None.
         step: number of updates behind the weights; None if unknown.
+        embedding_dim: width ``E`` of the vectors.
         num_compilations: token shapes compiled so far.
     """
 
@@ -73,6 +76,7 @@ class SentenceT5:
         step: int | None = None,
         prompts: Mapping[str, str] | None = None,
         default_prompt: str | None = None,
+        dim: int | None = None,
     ):
         """Takes parameters as they are; ``load`` reads them from a checkpoint.
 
@@ -85,10 +89,11 @@ class SentenceT5:
             step: number of updates behind the weights.
             prompts: instructions by name.
             default_prompt: name of the one to use where none is asked for.
+            dim: width to shorten vectors to (see ``encode``); the encoder's by default.
 
         Raises:
-            ValueError: an embedding table smaller than the vocabulary, or a default
-                prompt that isn't among the prompts.
+            ValueError: an embedding table smaller than the vocabulary, a default prompt
+                that isn't among the prompts, or a width that the encoder doesn't have.
         """
         descriptions.check_table(config, tokenizer)
         self.prompts = dict(prompts or {})
@@ -98,6 +103,7 @@ class SentenceT5:
         self.tokenizer = tokenizer
         self.max_length = max_length
         self.step = step
+        self.embedding_dim = _check_dim(dim, config, config.embedding_dim)
         self.num_compilations = 0
         self._partitioner = partitioner or _local_partitioner()
         shardings, _ = _param_shardings(config, self._partitioner)
@@ -119,6 +125,7 @@ class SentenceT5:
         mesh: partitioning.MeshConfig | None = None,
         devices: list[jax.Device] | None = None,
         dtype: str | None = None,
+        dim: int | None = None,
     ) -> "SentenceT5":
         """Loads a model that ``train`` saved.
 
@@ -130,16 +137,19 @@ class SentenceT5:
             devices: devices to use; all of this host by default.
             dtype: of activations, ``float32`` or ``bfloat16``; as in training by
                 default.
+            dim: width to shorten all vectors to, as ``encode`` does for a call.
 
         Returns:
             The model.
 
         Raises:
             FileNotFoundError: no checkpoint or no description there.
-            ValueError: a damaged checkpoint, or one of another encoder.
+            ValueError: a damaged checkpoint, one of another encoder, or a width that
+                the encoder doesn't have.
         """
         description = checkpoints.read_description(path)
         config = description.encoder
+        _check_dim(dim, config, config.embedding_dim)
         if dtype is not None:
             t5 = dataclasses.replace(config.t5, dtype=dtype)
             config = dataclasses.replace(config, t5=t5)
@@ -157,12 +167,8 @@ class SentenceT5:
             step=step,
             prompts=description.prompts,
             default_prompt=description.default_prompt,
+            dim=dim,
         )
-
-    @property
-    def embedding_dim(self) -> int:
-        """Width ``E`` of the vectors."""
-        return self.config.embedding_dim
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -176,6 +182,8 @@ class SentenceT5:
             "vocabulary": [self.tokenizer.sha256, self.tokenizer.extra_ids],
             "release": __version__,
         }
+        if self.embedding_dim != self.config.embedding_dim:
+            described["dim"] = self.embedding_dim
         digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode())
         for path, leaf in jax.tree_util.tree_leaves_with_path(self._params):
             digest.update(jax.tree_util.keystr(path).encode())
@@ -193,6 +201,7 @@ class SentenceT5:
         on_truncate: str = "warn",
         on_crowding: str = "error",
         show_progress: bool | None = None,
+        dim: int | None = None,
     ) -> np.ndarray:
         """Embeds texts.
 
@@ -211,9 +220,14 @@ class SentenceT5:
                 ``max_length`` and the text needs more: ``error``, or ``keep_text``,
                 which cuts the instruction.
             show_progress: show a progress bar; None shows one for long inputs.
+            dim: numbers to keep of each vector, the first ones, scaled to unit length
+                again if the encoder's vectors are; the model's ``embedding_dim`` by
+                default. Short vectors are good where training was for them
+                (``LossConfig.prefix_widths``).
 
         Returns:
-            float32 [n E] in the order of ``texts``; [E] for a single string.
+            float32 [n E] in the order of ``texts``; [E] for a single string; ``dim``
+            instead of E if it is given.
 
         Raises:
             TypeError: a text or instruction that is not a string; it is named.
@@ -223,6 +237,7 @@ class SentenceT5:
         """
         if batch_size < 1:
             raise ValueError(f"batch_size: got {batch_size}, expected 1 or more.")
+        dim = _check_dim(dim, self.config, self.embedding_dim)
         single = isinstance(texts, str)
         max_length = self.max_length if max_length is None else max_length
         rows, lengths = self._tokenize(
@@ -231,7 +246,9 @@ class SentenceT5:
         rows, lengths = instructions.fit(rows, lengths, max_length, on_crowding)
         _report_truncated(rows, max_length, on_truncate)
         rows = [tokenizer_lib.trim(row, max_length) for row in rows]
-        result = self._encode_rows(rows, lengths, batch_size, max_length, show_progress)
+        result = self._encode_rows(
+            rows, lengths, batch_size, max_length, show_progress, dim
+        )
         return result[0] if single else result
 
     def truncated(
@@ -267,11 +284,12 @@ class SentenceT5:
         batch_size: int,
         max_length: int,
         show_progress: bool | None,
+        dim: int,
     ) -> np.ndarray:
-        """Embeds token rows, float32 [n E] in their order."""
+        """Embeds token rows, float32 [n dim] in their order."""
         # Without an instruction to leave out, the program is that of plain texts.
         leaves_out = not self.config.pool_instruction and lengths.any()
-        result = np.empty((len(rows), self.embedding_dim), np.float32)
+        result = np.empty((len(rows), dim), np.float32)
         batches = self._make_batches(rows, batch_size, max_length)
         if show_progress is None:
             show_progress = len(rows) > _LONG_INPUT_BATCHES * batch_size
@@ -298,7 +316,10 @@ class SentenceT5:
                 tokens, counts = jax.device_put(
                     (tokens, counts), self._partitioner.batch_sharding
                 )
-                in_flight.append((indices, self._embed(self._params, tokens, counts)))
+                embeddings = self._embed(self._params, tokens, counts)
+                if dim < self.config.embedding_dim:
+                    embeddings = _shorten(embeddings, dim, self.config.normalize)
+                in_flight.append((indices, embeddings))
                 if len(in_flight) > _IN_FLIGHT:
                     collect()
             while in_flight:
@@ -348,6 +369,25 @@ def make_buckets(max_length: int) -> list[int]:
         buckets += [power] if power == _SHORTEST_BUCKET else [power, power * 3 // 2]
         power *= 2
     return [bucket for bucket in buckets if bucket < max_length] + [max_length]
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _shorten(
+    embeddings: Float[Array, "b E"], dim: int, normalize: bool
+) -> Float[Array, "b dim"]:
+    """Keeps the first numbers of each vector, at unit length if the whole is."""
+    prefixes = embeddings[:, :dim]
+    return encoder.l2_normalize(prefixes) if normalize else prefixes
+
+
+def _check_dim(dim: int | None, config: encoder.EncoderConfig, default: int) -> int:
+    """Returns the width of the vectors asked for."""
+    width = config.embedding_dim
+    if dim is not None and not 1 <= dim <= width:
+        raise ValueError(
+            f"dim: got {dim}, expected 1 to {width}, the width of this model's vectors."
+        )
+    return default if dim is None else dim
 
 
 def _check_texts(texts: Iterable[str]) -> list[str]:

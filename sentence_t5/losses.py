@@ -13,11 +13,15 @@ INSTRUCTOR's loss is the same with fewer candidates (``LossConfig.own_right_only
 left → right sees row i's own right side and all hard negatives, right → left is as
 above. It is a mask, like a task whose rows are no negatives to each other.
 
+Embeddings whose first numbers are to be embeddings too (``LossConfig.prefix_widths``)
+have the sum of these losses, one for each width: ``nested_loss``.
+
 Source: Ni et al. 2021 (arXiv 2108.08877), section 3; both directions are summed, and
 only left → right sees the hard negatives, as in T5X Retrieval's ``losses.py``.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -26,6 +30,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Shaped
 
 from sentence_t5 import candidate_masks
+from sentence_t5 import encoder as encoder_lib
 
 # Logits of masked candidates: finite, and exp(_MASKED - max) is exactly 0.
 _MASKED = -1e9
@@ -49,6 +54,14 @@ class LossConfig:
         block_rows: rows of logits to hold at once, for batches whose [B C] logits don't
             fit; they are walked twice, once forward and once backward, to the same loss
             and gradients. None holds all rows.
+        prefix_widths: widths below the embedding's whose first numbers, scaled to unit
+            length, are trained to be embeddings too (Matryoshka), for ``encode(...,
+            dim=...)``. Their losses are added to that of the whole.
+        guide: model_dir of another encoder, whose cosines tell false negatives: in
+            training, a candidate that it finds closer than a row's positive is left
+            out. See ``guides``.
+        guide_margin: how much less close than the positive a candidate must be, in the
+            guide's cosine.
     """
 
     logit_scale: float = 100.0
@@ -56,12 +69,16 @@ class LossConfig:
     mask_duplicates: bool = False
     own_right_only: bool = False
     block_rows: int | None = None
+    prefix_widths: tuple[int, ...] = ()
+    guide: str | None = None
+    guide_margin: float = 0.0
 
     def __post_init__(self):
         """Checks the numbers.
 
         Raises:
-            ValueError: the scale is not a positive finite number, or a block is empty.
+            ValueError: the scale is not a positive finite number, a block is empty, or
+                widths are not positive or given twice.
         """
         if not (np.isfinite(self.logit_scale) and self.logit_scale > 0):
             raise ValueError(
@@ -72,6 +89,33 @@ class LossConfig:
             raise ValueError(
                 f"LossConfig.block_rows: got {self.block_rows}, expected a positive "
                 "number of rows, or None for all at once."
+            )
+        widths = self.prefix_widths
+        if len(set(widths)) < len(widths) or min(widths, default=1) < 1:
+            raise ValueError(
+                f"LossConfig.prefix_widths: got {widths}, expected different positive "
+                "widths such as (256, 128, 64), or () for none."
+            )
+
+    def check_encoder(self, config: encoder_lib.EncoderConfig) -> None:
+        """Refuses prefixes that an encoder's embeddings don't have.
+
+        Raises:
+            ValueError: a width is not below the embedding's, or there are prefixes of
+                embeddings that are not unit vectors.
+        """
+        if max(self.prefix_widths, default=0) >= config.embedding_dim:
+            raise ValueError(
+                f"LossConfig.prefix_widths: got {self.prefix_widths}, expected widths "
+                f"below {config.embedding_dim}, the embedding's (which is always "
+                "trained). Leave larger ones out, or raise "
+                "EncoderConfig.projection_dim."
+            )
+        if self.prefix_widths and not config.normalize:
+            raise ValueError(
+                f"LossConfig.prefix_widths: got {self.prefix_widths}, but EncoderConfig"
+                ".normalize is False: prefixes are compared by cosine, and the whole "
+                "would be by its inner product. Set normalize to True."
             )
 
 
@@ -156,6 +200,44 @@ def contrastive_loss(
         (terms.positives, terms.num_ahead, terms.num_others, terms.sum_others)
     )
     return ContrastiveOutput(loss, *statistics)
+
+
+def nested_loss(
+    left: Float[Array, "B E"],
+    right: Float[Array, "B E"],
+    negatives: Float[Array, "B N E"] | None,
+    candidates: candidate_masks.Candidates,
+    *,
+    prefix_widths: Sequence[int] = (),
+    **options,
+) -> ContrastiveOutput:
+    """Adds up the losses of whole embeddings and of their prefixes.
+
+        loss = Σ_w contrastive_loss(unit(left[:w]), unit(right[:w]), …)   w = E, 256, …
+
+    Args:
+        left: unit vectors, float32.
+        right: unit vectors, float32; ``right[i]`` belongs to ``left[i]``.
+        negatives: hard negatives of each row, or None.
+        candidates: from ``candidate_masks``; the same at every width.
+        prefix_widths: see ``LossConfig``; without any, this is ``contrastive_loss``.
+        **options: of ``contrastive_loss``.
+
+    Returns:
+        The sum of the losses, all weights 1, and each row's statistics at full width.
+
+    Source: Kusupati et al. 2022, "Matryoshka Representation Learning" (arXiv
+    2205.13147), equation 1.
+    """
+    whole = contrastive_loss(left, right, negatives, candidates, **options)
+    loss = whole.loss
+    for width in prefix_widths:
+        prefixes = [
+            None if x is None else encoder_lib.l2_normalize(x[..., :width])
+            for x in (left, right, negatives)
+        ]
+        loss += contrastive_loss(*prefixes, candidates, **options).loss
+    return whole._replace(loss=loss)
 
 
 def _walk(terms_of, left: Float[Array, "B E"], num_blocks: int):

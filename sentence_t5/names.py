@@ -42,6 +42,10 @@ RIGHT_INSTRUCTION_LENGTHS = "right_instruction_lengths"  # int32 [B]
 NEGATIVE_INSTRUCTION_LENGTHS = "negative_instruction_lengths"  # int32 [B N]
 # False where other rows are no negatives; absent where they are for all rows.
 IN_BATCH = "in_batch"  # bool [B]
+# A guide's unit vectors of the same texts; absent without a guide.
+LEFT_GUIDE = "left_guide"  # float32 [B G]
+RIGHT_GUIDE = "right_guide"  # float32 [B G]
+NEGATIVE_GUIDE = "negative_guide"  # float32 [B N G]
 
 # Instead of the tokens and lengths above: all texts packed into R rows of P tokens. The
 # W devices that share the batch have B/W pairs and R/W rows each.

@@ -47,6 +47,10 @@ class Model:
     loss: losses.LossConfig
     optimizer: optim.Optimizer
 
+    def __post_init__(self):
+        """Checks the parts against each other; see ``LossConfig.check_encoder``."""
+        self.loss.check_encoder(self.encoder)
+
 
 class TrainState(flax.struct.PyTreeNode):
     """All that changes while training.
@@ -176,6 +180,11 @@ class Trainer:
     def _train_step(
         self, state: TrainState, batch: Batch
     ) -> tuple[TrainState, Metrics]:
+        if self.model.loss.guide is not None and names.LEFT_GUIDE not in batch:
+            raise ValueError(
+                f"LossConfig.guide is {self.model.loss.guide}, but the batch has no "
+                "vectors of a guide: `sentence-t5 train` adds them. Leave it out here."
+            )
         rng = jax.random.fold_in(state.rng, state.step)
         (_, values), grads = self._value_and_grad(state.params, batch, rng)
         updates, opt_state = self.model.optimizer.transform.update(
@@ -284,6 +293,10 @@ def contrast(
     negative_mask = batch.get(names.NEGATIVE_MASK)
     if negatives is not None and negative_mask is None:
         negative_mask = jnp.ones(negatives.shape[:2], bool)
+    guide = None
+    if names.LEFT_GUIDE in batch:
+        sides = (names.LEFT_GUIDE, names.RIGHT_GUIDE, names.NEGATIVE_GUIDE)
+        guide = tuple(batch.get(side) for side in sides)
     candidates = candidate_masks.make_candidates(
         left.shape[0],
         negative_mask,
@@ -291,12 +304,15 @@ def contrast(
         row_mask=batch.get(names.ROW_MASK),
         in_batch=batch.get(names.IN_BATCH),
         own_right_only=config.own_right_only,
+        guide=guide,
+        guide_margin=config.guide_margin,
     )
-    output = losses.contrastive_loss(
+    output = losses.nested_loss(
         left,
         right,
         negatives,
         candidates,
+        prefix_widths=config.prefix_widths,
         logit_scale=config.logit_scale,
         bidirectional=config.bidirectional,
         block_rows=config.block_rows,

@@ -22,6 +22,7 @@ from sentence_t5 import (
     checkpoints,
     data_record,
     datasets,
+    guides,
     partitioning,
     preflight,
     pretrained,
@@ -107,6 +108,9 @@ def train(
         evaluate = _make_evaluate(
             trainer, train_eval_dataset_cfg, infer_eval_dataset_cfg, eval_steps
         )
+        guide = guides.make_guide(
+            model.loss.guide, partitioner, datasets.tokenizer(train_dataset_cfg)
+        )
     preflight.check_same("training data", examples.fingerprint)
     preflight.check_shared(model_dir)
     data = data_record.describe(train_dataset_cfg, examples)
@@ -156,6 +160,7 @@ def train(
             pause = 0.0
             for step in range(start + 1, total_steps + 1):
                 _, batch, rows = next(stream)
+                batch = guide(batch)
                 # One shape, but for packed batches that need more rows than most.
                 shapes = tuple(array.shape for array in batch.values())
                 if shapes not in compiled:

@@ -53,7 +53,10 @@ def _value_and_grad(batch, mesh, microbatch_size, pooling="mean", block_rows=Non
         steps.Model(
             config,
             losses.LossConfig(
-                logit_scale=20.0, mask_duplicates=True, block_rows=block_rows
+                logit_scale=20.0,
+                mask_duplicates=True,
+                block_rows=block_rows,
+                prefix_widths=(8,),
             ),
             optim.sgd(optim.constant(0.1)),
         ),

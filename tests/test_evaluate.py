@@ -38,6 +38,7 @@ class FakeModel:
     max_length = 16
     step = 3
     default_prompt = None
+    embedding_dim = CONFIG.embedding_dim
 
     def __init__(self, collapsed=False):
         self.collapsed = collapsed
@@ -211,10 +212,13 @@ def test_command_writes_what_it_scored_and_how(model_dir, sts_file, tmp_path, ca
     assert (cloud["texts"], cloud["sha256"]) == (n, entry["sha256"])
     mean = (cosines.sum() - np.trace(cosines)) / (n * (n - 1))
     assert cloud["average_cosine"] == pytest.approx(mean, abs=1e-4)
+    assert "dimensions" not in table
     # Step 0 is another model.
-    assert evaluate.main([*flags, "--step=0"]) == 0
+    assert evaluate.main([*flags, "--step=0", "--dim=7"]) == 0
+    assert f"first 7 of {CONFIG.t5.d_model} dimensions" in capsys.readouterr().out
     untrained = json.loads(target.read_text())
     assert untrained["model"]["step"] == 0
+    assert untrained["model"]["embedding_dim"] == 7
     assert untrained["sts"][0]["all"] != entry["all"]
 
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sentence_t5 import encoder, engine, gin_checks, gin_files, gin_reader, losses
+from sentence_t5 import encoder, engine, gin_checks, gin_files, gin_reader
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 TINY = "--gin_file=gin/st5_tiny_mean.gin"
@@ -95,18 +95,14 @@ def test_other_poolings_go_on_any_size(pooling):
 
 def test_every_shared_file_is_used():
     included = set()
-    recipes = sorted((ROOT / "gin" / "recipes").glob("*.gin"))
-    for path in [*(ROOT / "gin").glob("*.gin"), *recipes]:
+    for path in (ROOT / "gin").glob("*.gin"):
         name = str(path.relative_to(ROOT))
-        # INSTRUCTOR's files are whole runs, the other recipes go on top of one.
-        whole = path not in recipes or path.stem.startswith("instructor_")
-        if whole:
-            included |= {name, *load(f"--gin_file={name}").reader.files}
+        included |= {name, *load(f"--gin_file={name}").reader.files}
     on_top = {"pooling/attention", "pooling/max", "optim/adamw"}
     on_top |= {"data/files", "data/labelled", "data/sts_file"}
     on_top |= {"data/cqa_tfds", "data/msmarco", "data/msmarco_triples"}
-    on_top |= {"data/beir_folder"}
-    on_top |= {f"recipes/{path.stem}" for path in recipes}
+    on_top |= {"data/beir_folder", "data/medi"}
+    on_top |= {f"recipes/{path.stem}" for path in (ROOT / "gin" / "recipes").glob("*")}
     shared = {
         path.relative_to(ROOT / "gin").with_suffix("").as_posix()
         for path in (ROOT / "gin").glob("*/*.gin")
@@ -150,25 +146,6 @@ def test_paper_values_of_a_real_size():
     assert _value(config, "VOCABULARY_PATH").startswith("gs://t5-data/vocabs/cc_all")
 
 
-@pytest.mark.parametrize("size", ["base", "large", "xl"])
-def test_instructor_recipe(size, capsys):
-    name = f"--gin_file=gin/recipes/instructor_{size}.gin"
-    message = error_of(capsys, name, MODEL_DIR, "--vocabulary=v")
-    assert "INITIAL_CHECKPOINT_PATH has no value" in message
-    assert "Pass --medi_file=" in message
-    config = load(
-        name, MODEL_DIR, "--medi_file=/m.jsonl", "--initial_checkpoint_path=/gtr"
-    )
-    built = model()
-    assert built.encoder.num_params() / 1e6 == pytest.approx(COUNTS[size][0], rel=2e-4)
-    assert built.encoder.pooling == "mean" and not built.encoder.pool_instruction
-    assert built.loss == losses.LossConfig(100.0, own_right_only=True)
-    rates = [float(built.optimizer.learning_rate(s)) for s in (0, 2000, 11000, 20000)]
-    assert rates == pytest.approx([0, 2e-5, 1e-5, 0])
-    assert _value(config, "BATCH_SIZE") == 256
-    assert _value(config, "TRAIN_STEPS") == 20_000
-
-
 def test_labelled_pairs_on_any_size(tmp_path):
     (tmp_path / "p.tsv").write_text("sentence1\tsentence2\tlabel\na\tb\t1\na\tc\t0\n")
     train = load(
@@ -179,22 +156,6 @@ def test_labelled_pairs_on_any_size(tmp_path):
     ).arguments()["train_dataset_cfg"]
     assert train.mixture_or_task_name.name == "labelled_p"
     assert train.num_negatives == 1
-
-
-def test_tiny_instructor_is_built_whole(tmp_path):
-    row = '{"query": ["", "a"], "pos": ["", "b"], "neg": ["", "c"], "task_id": 1}\n'
-    (tmp_path / "m.jsonl").write_text(row * 9)
-    shipped = ROOT / "tasks" / "data" / "synthetic.model"
-    train = load(
-        "--gin_file=gin/recipes/instructor_tiny.gin",
-        MODEL_DIR,
-        f"--medi_file={tmp_path / 'm.jsonl'}",
-        f"--vocabulary={shipped}",
-        "--batch_size=4",
-    ).arguments()["train_dataset_cfg"]
-    assert (train.mix_by, train.num_negatives, train.batch_size) == ("batches", 1, 4)
-    ((task, rate),) = train.tasks()
-    assert (task.name, rate) == ("medi_1", 9)
 
 
 def test_tiny_arguments_are_built_whole():

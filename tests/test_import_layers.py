@@ -20,7 +20,7 @@ LAYERS = {
         *["train", "evaluate", "encode", "mine", "config", "compile", "cli"],
         *["embedding_cache", "retrieve", "evaluate_retrieval"],
         *["evaluate_sts", "evaluate_geometry", "evaluate_transfer"],
-        *["mining", "mining_files"],
+        *["mining", "mining_files", "average"],
         *[
             "compile_report",
             "compile_setup",

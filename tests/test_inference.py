@@ -273,6 +273,33 @@ def test_damaged_weights_give_an_error_not_nan(model_dir):
         broken.encode(["a dog", ""])
 
 
+def test_shorter_vectors_are_unit_prefixes(model, model_dir, tmp_path, capsys):
+    texts = ["a small dog", "", "two cats"]
+    whole = model.encode(texts)
+    want = whole[:, :5] / np.linalg.norm(whole[:, :5], axis=1, keepdims=True)
+    assert np.linalg.norm(whole[:, :5], axis=1).max() < 0.99  # They were no units.
+    np.testing.assert_allclose(model.encode(texts, dim=5), want, atol=1e-6)
+    np.testing.assert_allclose(model.encode(texts[0], dim=5), want[0], atol=1e-6)
+    np.testing.assert_array_equal(model.encode(texts, dim=12), whole)
+    source, target = tmp_path / "texts.txt", tmp_path / "out.npy"
+    source.write_text("\n".join(texts))
+    flags = [f"--model_dir={model_dir}", f"--input={source}", f"--output={target}"]
+    assert encode.main([*flags, "--dim=5"]) == 0
+    assert "3 vectors of width 5" in capsys.readouterr().out
+    np.testing.assert_allclose(np.load(target), want, atol=1e-5)
+    short = SentenceT5(CONFIG, model._params, model.tokenizer, MAX_LENGTH, dim=5)
+    assert short.fingerprint != model.fingerprint
+
+
+@pytest.mark.parametrize("dim", [0, 13, -1])
+def test_widths_that_the_encoder_does_not_have(model, model_dir, dim):
+    message = rf"dim: got {dim}, expected 1 to 12, the width"
+    with pytest.raises(ValueError, match=message):
+        model.encode(["a"], dim=dim)
+    with pytest.raises(ValueError, match=message):
+        SentenceT5.load(model_dir, dim=dim)
+
+
 # Loading.
 
 

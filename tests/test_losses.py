@@ -15,7 +15,9 @@ from sentence_t5 import (
     losses,
     metrics,
     names,
+    optim,
     partitioning,
+    steps,
     text_groups,
 )
 
@@ -316,6 +318,43 @@ def test_fewer_candidates_equal_brute_force(own_right_only, some_alone):
     for ours, theirs in zip(gradients, differences(expected, embeddings), strict=True):
         largest = max(np.abs(theirs).max(), 1.0)
         np.testing.assert_allclose(ours, theirs, atol=1e-5 * largest)
+
+
+def test_prefixes_equal_brute_force():
+    embeddings = make_embeddings(3)
+    candidates = make_candidates(
+        *make_tokens(3), negative_mask=NEGATIVE_MASK, row_mask=ROW_MASK,
+        mask_duplicates=True,
+    )  # fmt: skip
+    options = {"logit_scale": SCALE, "bidirectional": True}
+
+    @jax.jit
+    @functools.partial(jax.value_and_grad, argnums=(0, 1, 2), has_aux=True)
+    def nested(left, right, negatives):
+        output = losses.nested_loss(
+            left, right, negatives, candidates, prefix_widths=(4, 2), **options
+        )
+        return output.loss, output
+
+    def expected(*embeddings):
+        total = 0.0
+        for width in (E, 4, 2):
+            cut = [x[..., :width] for x in embeddings]
+            if width < E:
+                cut = [x / np.linalg.norm(x, axis=-1, keepdims=True) for x in cut]
+            total += brute_force(
+                *cut, scale=SCALE, bidirectional=True, rows=ROW_MASK,
+                negative_mask=NEGATIVE_MASK, texts=(LEFTS, RIGHTS, NEGATIVES),
+            )  # fmt: skip
+        return total
+
+    (loss, output), gradients = nested(*embeddings)
+    np.testing.assert_allclose(loss, expected(*embeddings), rtol=1e-5)
+    for ours, theirs in zip(gradients, differences(expected, embeddings), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-5 * np.abs(theirs).max())
+    # What is reported beside the loss is of whole embeddings.
+    cosines = np.sum(embeddings[0] * embeddings[1], axis=1)
+    np.testing.assert_allclose(output.positives, cosines, atol=1e-6)
 
 
 def test_own_right_alone_is_no_contrast():
@@ -634,6 +673,26 @@ def test_blocks_must_divide_the_batch():
             ROW_MASK,
             block_rows=4,
         )
+
+
+@pytest.mark.parametrize("widths", [(0,), (4, 4), (-1, 2)])
+def test_widths_that_cannot_be(widths):
+    with pytest.raises(ValueError, match=r"prefix_widths: got .*different positive"):
+        losses.LossConfig(prefix_widths=widths)
+
+
+@pytest.mark.parametrize(
+    ("widths", "normalize", "message"),
+    [
+        ((256, 16), True, r"got \(256, 16\), expected widths below 16"),
+        ((8,), False, r"normalize is False.*Set normalize to True"),
+    ],
+)
+def test_widths_that_the_encoder_does_not_have(widths, normalize, message):
+    config = encoder.EncoderConfig(projection_dim=16, normalize=normalize)
+    optimizer = optim.sgd(optim.constant(0.1))
+    with pytest.raises(ValueError, match=message):
+        steps.Model(config, losses.LossConfig(prefix_widths=widths), optimizer)
 
 
 def test_default_is_temperature_one_hundredth():

@@ -5,7 +5,7 @@ import pathlib
 import gin
 import pytest
 
-from sentence_t5 import engine, gin_files
+from sentence_t5 import engine, gin_files, losses
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SIZES = ("tiny", "base", "v1_1_xl", "xxl")
@@ -17,9 +17,10 @@ VALUES = {
     "st5_stage2_nli": (1600, 512, 64, 64, 1),
     "gtr_stage1_cqa": (800_000, 2048, 64, 256, 0),
     "gtr_stage2_msmarco": (20_000, 2048, 64, 256, 0),
+    "instructor": (20_000, 256, 512, 512, 1),
 }
 # Where a stage starts from another's weights, they must be named.
-LATER = ("st5_raw", "st5_stage2_nli", "gtr_stage2_msmarco")
+LATER = ("st5_raw", "st5_stage2_nli", "gtr_stage2_msmarco", "instructor")
 VOCABULARY = f"--vocabulary={ROOT}/tasks/data/synthetic.model"
 
 
@@ -64,9 +65,12 @@ def test_values_on_any_size(recipe):
             lengths["targets"],
             data.num_negatives,
         )
-        if steps:
-            rates = [float(model.optimizer.learning_rate(s)) for s in (0, steps)]
-            assert rates == pytest.approx([1e-3, 0.0])
+        if recipe == "instructor":
+            at = {0: 0.0, 2000: 2e-5, 11_000: 1e-5, steps: 0.0}
+        else:
+            at = {0: 1e-3, steps: 0.0} if steps else {}
+        rates = {s: float(model.optimizer.learning_rate(s)) for s in at}
+        assert rates == pytest.approx(at)
         missing = {key[0] for key in config.usage.required}
         assert ("INITIAL_CHECKPOINT_PATH" in missing) == (recipe in LATER)
 
@@ -136,9 +140,24 @@ def test_other_sources_take_the_place_of_tfds(name, tmp_path):
     assert data.num_negatives == num_negatives == len(row.get("negative_targets", []))
 
 
-def test_every_shared_recipe_is_tested():
-    mine = {p.stem for p in (ROOT / "gin" / "recipes").glob("*.gin")}
-    assert set(VALUES) == {name for name in mine if name.startswith(("st5", "gtr"))}
+def test_instructor_reads_rows_with_instructions(tmp_path):
+    row = '{"query": ["", "a"], "pos": ["", "b"], "neg": ["", "c"], "task_id": 1}\n'
+    (tmp_path / "m.jsonl").write_text(row * 9)
+    flags = (f"--medi_file={tmp_path / 'm.jsonl'}", VOCABULARY, "--batch_size=4")
+    arguments = load(
+        "tiny", "instructor", *flags, "--gin.INITIAL_CHECKPOINT_PATH=None"
+    ).arguments()
+    model, data = arguments["model"], arguments["train_dataset_cfg"]
+    assert not model.encoder.pool_instruction
+    assert model.loss == losses.LossConfig(100.0, own_right_only=True)
+    assert (data.mix_by, data.batch_size) == ("batches", 4)
+    ((task, rate),) = data.tasks()
+    assert (task.name, rate) == ("medi_1", 9)
+    assert arguments["infer_eval_dataset_cfg"] is None
+
+
+def test_every_recipe_is_tested():
+    assert set(VALUES) == {p.stem for p in (ROOT / "gin" / "recipes").glob("*.gin")}
 
 
 def test_data_of_tfds_that_is_not_prepared_is_named(tmp_path):

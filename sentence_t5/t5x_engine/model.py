@@ -42,7 +42,17 @@ class Model(models.BaseModel):
         loss: losses.LossConfig,
         optimizer: optim.Optimizer,
     ):
-        """Wraps the optimizer for T5X; runs nothing."""
+        """Wraps the optimizer for T5X; runs nothing.
+
+        Raises:
+            ValueError: see ``LossConfig.check_encoder``; or a guide is asked for.
+        """
+        loss.check_encoder(encoder)
+        if loss.guide is not None:
+            raise ValueError(
+                f"LossConfig.guide is {loss.guide}, which `sentence-t5 train` alone "
+                "has, with the same gin file. Under T5X, leave it out."
+            )
         super().__init__(optimizers.OptaxWrapper(optimizer.transform))
         self.encoder = encoder
         self.loss = loss

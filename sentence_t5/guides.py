@@ -1,0 +1,87 @@
+"""A guide: another encoder, frozen, whose cosines tell false negatives.
+
+    batch ─► the guide's vectors of the same tokens ─► batch | {left_guide [B G], …}
+          ─► candidates that it finds closer than the positive are left out of the loss
+
+The guide lies on the training's mesh, sharded like a model in training, and encodes the
+whole global batch at once, without gradients. It reads the token ids of the batch, so
+that its vocabulary must be that of the data.
+
+Source: Solatorio 2024, "GISTEmbed" (arXiv 2402.16829). There is no contrast between two
+left or two right sides here, and so none to mask.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from sentence_t5 import (
+    checkpoints,
+    encoder,
+    names,
+    partitioning,
+    steps,
+    text_groups,
+)
+from sentence_t5 import tokenizer as tokenizer_lib
+
+_logger = logging.getLogger(__name__)
+
+
+def make_guide(
+    path: str | None,
+    partitioner: partitioning.Partitioner,
+    tokenizer: tokenizer_lib.Tokenizer,
+) -> Callable[[steps.Batch], steps.Batch]:
+    """Returns a function that adds a guide's vectors to a batch.
+
+    Args:
+        path: the guide's model_dir, or a checkpoint in it; None for no guide, and a
+            function that returns the batch as it is.
+        partitioner: the mesh.
+        tokenizer: what the batches' ids are of.
+
+    Raises:
+        FileNotFoundError: there is no model.
+        ValueError: its vocabulary is another one.
+    """
+    if path is None:
+        return lambda batch: batch
+    description = checkpoints.read_description(path)
+    theirs, ours = description.tokenizer.describe(), tokenizer.describe()
+    if theirs != ours:
+        raise ValueError(
+            f"LossConfig.guide is {path}, whose vocabulary is {theirs}, but the data's "
+            f"is {ours}: the guide reads the same token ids. Name a model with the "
+            "vocabulary of the data."
+        )
+    module = encoder.SentenceEncoder(description.encoder)
+    tokens = jax.ShapeDtypeStruct((1, 8), jnp.int32)
+    boxed = jax.eval_shape(module.init, jax.random.key(0), tokens)["params"]
+    shardings = partitioner.param_shardings(boxed)
+    params, step = checkpoints.load_params(
+        path, shardings=shardings, expected=nn.unbox(boxed)
+    )
+    _logger.info("Guided by %s, step %s.", path, step)
+
+    def embed(params: Any, batch: steps.Batch) -> steps.Batch:
+        with partitioner.scope():
+            groups = text_groups.make_groups(batch)
+            embedded = text_groups.embed_all(module, params, groups, None)
+        sides = text_groups.ungroup(batch, embedded)
+        keys = (names.LEFT_GUIDE, names.RIGHT_GUIDE, names.NEGATIVE_GUIDE)
+        return {
+            key: encoder.l2_normalize(side)
+            for key, side in zip(keys, sides, strict=True)
+            if side is not None
+        }
+
+    batch_sharding = partitioner.batch_sharding
+    embed = jax.jit(
+        embed, in_shardings=(shardings, batch_sharding), out_shardings=batch_sharding
+    )
+    return lambda batch: batch | embed(params, batch)
