@@ -173,7 +173,9 @@ def keep_lines_until(path: epath.Path, step: int) -> None:
     text = path.read_text()
     kept = [line + "\n" for line in text.splitlines() if _step_of(line) <= step]
     if "".join(kept) != text:
-        path.write_text("".join(kept))
+        temporary = path.parent / f"{path.name}.tmp"
+        temporary.write_text("".join(kept))
+        temporary.replace(path)
 
 
 def log_to_console() -> None:

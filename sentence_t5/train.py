@@ -1,16 +1,13 @@
 """Training: ``train()``, and ``python -m sentence_t5.train --gin_file=...``.
 
-    restore or start ─► for each step: batch ─► step ─► report? ─► evaluate? ─► save?
+    data, model, mesh ─► restore or start ─► training_loop
 
-The order within a step is a contract: a checkpoint of step n holds n updates, comes
-after the evaluation of step n, and is only written if every step up to n was finite.
 The batch of a step is a pure function of the seed and the step, so that a checkpoint's
 place in the data is its step.
 """
 
 import logging
 import sys
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -28,18 +25,14 @@ from sentence_t5 import (
     pretrained,
     reporting,
     steps,
+    training_loop,
 )
 from sentence_t5.evals import in_training
 
 _logger = logging.getLogger(__name__)
 
 
-class Preempted(SystemExit):
-    """SIGTERM came; everything is saved. The process exits with 143, as if killed."""
-
-    def __init__(self, step: int):
-        super().__init__(143)
-        self.step = step
+Preempted = training_loop.Preempted
 
 
 def train(
@@ -58,6 +51,8 @@ def train(
     stats_period: int = 100,
     random_seed: int = 0,
     summarize_config_fn: Callable[..., None] | None = None,
+    profile_steps: tuple[int, int] | None = None,
+    compilation_cache_dir: str | None = None,
 ) -> steps.TrainState:
     """Trains a sentence encoder, going on from ``model_dir`` if it was begun there.
 
@@ -80,6 +75,10 @@ def train(
         random_seed: of the weights and the dropout.
         summarize_config_fn: called with ``model_dir`` to write the config beside the
             checkpoints.
+        profile_steps: the first and the last step to trace for TensorBoard's profile
+            page, or None.
+        compilation_cache_dir: where compiled programs are kept, so that the next start
+            needn't compile them; None keeps none.
 
     Returns:
         The final state.
@@ -92,6 +91,8 @@ def train(
     for name, value in (("eval_period", eval_period), ("stats_period", stats_period)):
         if value < 1:
             raise ValueError(f"train.{name}: got {value}, expected 1 or more.")
+    profiler = training_loop.Profiler(model_dir, profile_steps)
+    keep_compiled(compilation_cache_dir)
     checkpoint_files.check_engine(model_dir, is_t5x=False)
     partitioner.check(model.encoder, train_dataset_cfg.batch_size)
     trainer = trainer_cls(model=model, partitioner=partitioner)
@@ -140,59 +141,36 @@ def train(
                 param_names=trainer.param_names,
             ) as reporter,
             datasets.prefetch(batches, start, partitioner.put_batch) as stream,
+            profiler,
         ):
-
-            def save(step, results):
-                checkpointer.save(
-                    step,
-                    params=state.params,
-                    train=_train_item(state),
-                    meta={"step": step, "data": data},
-                    metrics=_best_metric(checkpoint_cfg, results),
-                )
-
-            results = {}
+            loop = training_loop.Loop(
+                trainer,
+                state,
+                checkpointer,
+                reporter,
+                guard,
+                evaluate,
+                guide,
+                data,
+                total_steps=total_steps,
+                eval_period=eval_period,
+                stats_period=stats_period,
+                profiler=profiler,
+            )
+            del state  # donated to the first step
             if start == 0 and checkpointer.latest_step() is None:
-                results = evaluate(state.params)
-                reporter.evaluation(0, results)
-                save(0, results)
-            compiled = {}
-            pause = 0.0
-            for step in range(start + 1, total_steps + 1):
-                _, batch, rows = next(stream)
-                batch = guide(batch)
-                # One shape, but for packed batches that need more rows than most.
-                shapes = tuple(array.shape for array in batch.values())
-                if shapes not in compiled:
-                    compiled[shapes], seconds = _compile(trainer, state, batch)
-                    pause += seconds
-                    if len(compiled) == 1:
-                        reporter.start_clock()
-                        pause = 0.0
-                with jax.transfer_guard("disallow"):
-                    state, values = compiled[shapes](state, batch)
-                reporter.collect(step, values, rows)
-                stop = guard.reached(step)
-                last = step == total_steps or stop
-                evaluating = not stop and (last or step % eval_period == 0)
-                saving = last or checkpointer.should_save(step)
-                if last or evaluating or saving or step % stats_period == 0:
-                    rate = model.optimizer.learning_rate(step - 1)
-                    reporter.report({"train/learning_rate": float(rate)}, pause=pause)
-                    pause = 0.0
-                began = time.perf_counter()
-                if evaluating:
-                    results = evaluate(state.params)
-                    reporter.evaluation(step, results)
-                if saving:
-                    save(step, results if evaluating else {})
-                pause += time.perf_counter() - began
-                if stop:
-                    checkpointer.wait()
-                    _logger.warning("Step %d is saved; leaving on SIGTERM.", step)
-                    raise Preempted(step)
+                loop.begin()
+            if start < total_steps:
+                loop.run(stream)
     _logger.info("Done: %s", model_dir)
-    return state
+    return loop.state
+
+
+def keep_compiled(folder: str | None) -> None:
+    """Keeps compiled programs in a folder, for this and later processes."""
+    if folder is not None:
+        jax.config.update("jax_compilation_cache_dir", folder)
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 
 def _restore_or_start(
@@ -204,7 +182,9 @@ def _restore_or_start(
 ) -> tuple[steps.TrainState, int]:
     """Goes on from the newest checkpoint, or starts from given or fresh weights."""
     abstract = trainer.abstract_state
-    restored = checkpointer.restore_latest(abstract.params, _train_item(abstract))
+    restored = checkpointer.restore_latest(
+        abstract.params, training_loop.train_item(abstract)
+    )
     if restored is not None:
         params, train_item, meta, step = restored
         data_record.check_same(meta["data"], data, checkpointer.directory)
@@ -229,11 +209,6 @@ def _restore_or_start(
     return trainer.state_from_params(params, random_seed), 0
 
 
-def _train_item(state: steps.TrainState) -> dict[str, Any]:
-    """Returns what a checkpoint holds beside the parameters."""
-    return {"step": state.step, "opt_state": state.opt_state, "rng": state.rng}
-
-
 def _make_evaluate(
     trainer: steps.Trainer,
     loss_config: datasets.DatasetConfig | None,
@@ -256,23 +231,6 @@ def _make_evaluate(
         return results
 
     return evaluate
-
-
-def _compile(trainer: steps.Trainer, state: steps.TrainState, batch: steps.Batch):
-    """Compiles the train step for these shapes; returns it and the seconds it took."""
-    began = time.perf_counter()
-    compiled = trainer.train_step.lower(state, batch).compile()
-    seconds = time.perf_counter() - began
-    _logger.info("Compiled the step in %.1f s.", seconds)
-    return compiled, seconds
-
-
-def _best_metric(
-    config: checkpoints.CheckpointConfig, results: dict[str, float | None]
-) -> dict[str, float] | None:
-    """Picks the metric that checkpoints are kept by, where it is known and defined."""
-    value = results.get(config.best_metric)
-    return None if value is None else {config.best_metric: value}
 
 
 def _check_steps(latest: int | None, total_steps: int, model_dir: str) -> None:

@@ -17,7 +17,16 @@ LAYERS = {
         *["partitioning", "optim", "cached_gradients", "steps", "search"],
     ],
     4: [  # Verbs, and what they are made of.
-        *["train", "evaluate", "encode", "mine", "config", "compile", "cli"],
+        *[
+            "train",
+            "training_loop",
+            "evaluate",
+            "encode",
+            "mine",
+            "config",
+            "compile",
+            "cli",
+        ],
         *["embedding_cache", "retrieve", "evaluate_retrieval"],
         *["evaluate_sts", "evaluate_geometry", "evaluate_transfer"],
         *["mining", "mining_files", "average"],

@@ -14,6 +14,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+import types
 import zlib
 
 import jax
@@ -296,6 +297,69 @@ def test_a_longer_run_goes_on_from_a_finished_one(tmp_path, data, straight):
     run(tmp_path, data, total_steps=STEPS)
     assert sequence(tmp_path) == sequence(straight)
     assert_same_bits(params_of(tmp_path), params_of(straight))
+
+
+@pytest.mark.slow
+def test_a_packed_run_that_died_goes_on_as_if_it_had_not(tmp_path, data):
+    packed = dataclasses.replace(data, packed_length=24)
+
+    def dying(model, partitioner):
+        trainer = steps.Trainer(model, partitioner)
+        step = trainer.train_step
+        count = iter(range(STEPS))
+
+        def lower(*arguments):
+            compiled = step.lower(*arguments).compile()
+
+            def run_or_die(*arguments):
+                if next(count) == 6:
+                    raise KilledError
+                return compiled(*arguments)
+
+            return types.SimpleNamespace(compile=lambda: run_or_die)
+
+        trainer.train_step = types.SimpleNamespace(lower=lower)
+        return trainer
+
+    run(tmp_path / "straight", packed, trainer_cls=steps.Trainer)
+    with pytest.raises(KilledError):
+        run(tmp_path / "killed", packed, trainer_cls=dying)
+    run(tmp_path / "killed", packed, trainer_cls=steps.Trainer)
+    assert sequence(tmp_path / "killed") == sequence(tmp_path / "straight")
+    assert_same_bits(params_of(tmp_path / "killed"), params_of(tmp_path / "straight"))
+    # The rows of each step are those of the padded order.
+    examples = datasets.load_examples(data)
+    padded = datasets.make_batches(data, examples)
+    batches = datasets.make_batches(packed, examples, num_shards=2)
+    for step, (_, crc, _) in enumerate(sequence(tmp_path / "straight")):
+        rows = batches.batch(step)[1]
+        assert crc == zlib.crc32(rows.tobytes())
+        np.testing.assert_array_equal(np.sort(rows), np.sort(padded.batch(step)[1]))
+
+
+# --- what is traced -------------------------------------------------------------------
+
+
+def test_some_steps_are_traced(tmp_path, data):
+    run(tmp_path, data, total_steps=4, profile_steps=(2, 3))
+    (trace,) = tmp_path.glob("plugins/profile/*/*.xplane.pb")
+    text = trace.read_bytes()
+    assert b"step_num" in text
+    with pytest.raises(ValueError, match=r"profile_steps: got \(3, 2\), expected the"):
+        run(tmp_path, data, profile_steps=(3, 2))
+
+
+def test_compiled_programs_are_kept(tmp_path):
+    before = jax.config.jax_compilation_cache_dir
+    try:
+        train_lib.keep_compiled(str(tmp_path / "compiled"))
+        big = jax.jit(
+            lambda x: functools.reduce(lambda y, _: jnp.sin(y @ y), range(60), x)
+        )
+        big(jnp.ones((4, 4))).block_until_ready()
+        assert list((tmp_path / "compiled").iterdir())
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)
 
 
 # --- what ends a run ------------------------------------------------------------------
