@@ -3,10 +3,10 @@
     SentenceT5.load("runs/mean").encode(["A dog runs.", "Hello"])  # float32 [2 E]
     model.encode(titles, instruction="Represent the paper's title for retrieval:")
 
-Texts are sorted by length and padded to a few fixed shapes, so that a long input costs
-a bounded number of compilations and little padding. The batch is laid over all local
-devices. TensorFlow is never imported. Long because loading, checking and encoding are
-one class's.
+Texts are packed, or sorted and padded, into a few fixed shapes (``text_layouts``), so
+that a long input costs a bounded number of compilations and little padding. The batch
+is laid over all local devices. TensorFlow is never imported. Long because loading,
+checking and encoding are one class's.
 """
 
 import collections
@@ -17,7 +17,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
 import flax.linen as nn
@@ -33,16 +33,13 @@ from sentence_t5 import (
     descriptions,
     encoder,
     instructions,
-    names,
     partitioning,
+    text_layouts,
 )
 from sentence_t5 import tokenizer as tokenizer_lib
 
 _logger = logging.getLogger(__name__)
 
-# Batches of fewer texts than this are padded to it, larger ones to the full batch.
-_SMALL_BATCH = 8
-_SHORTEST_BUCKET = 8
 # A progress bar shows from this number of batches on.
 _LONG_INPUT_BATCHES = 20
 # Batches under way at once: one computes while the next is put together.
@@ -110,9 +107,9 @@ class SentenceT5:
         self._params = jax.device_put(params, shardings)
         module = encoder.SentenceEncoder(config)
 
-        def embed(params, tokens, lengths):
+        def embed(params, tokens, inputs):
             self.num_compilations += 1  # runs while tracing, once per shape
-            return module.apply({"params": params}, tokens, instruction_lengths=lengths)
+            return module.apply({"params": params}, tokens, **inputs)
 
         self._embed = jax.jit(embed)
 
@@ -211,8 +208,8 @@ class SentenceT5:
             instruction: put before each text; a list has one for each. "" is none,
                 None is the model's default prompt, if it has one.
             prompt_name: instead, the name of one of the model's ``prompts``.
-            batch_size: texts computed at once, rounded up to a multiple of the devices.
-                The vectors don't depend on it beyond rounding.
+            batch_size: rows computed at once, of one text or several, rounded up to a
+                multiple of the devices. The vectors don't depend on it beyond rounding.
             max_length: tokens to trim a text to, EOS included; the model's by default.
             on_truncate: what to do if texts are trimmed: ``warn`` (one line in the
                 log), ``error`` or ``ignore``.
@@ -289,94 +286,82 @@ class SentenceT5:
         """Embeds token rows, float32 [n dim] in their order."""
         # Without an instruction to leave out, the program is that of plain texts.
         leaves_out = not self.config.pool_instruction and lengths.any()
+        # A text that occurs again is computed once.
+        seen: dict[tuple, int] = {}
+        same_as = [
+            seen.setdefault((*row, length), len(seen))
+            for row, length in zip(rows, lengths.tolist(), strict=True)
+        ]
+        _, firsts, times = np.unique(same_as, return_index=True, return_counts=True)
+        rows, lengths = [rows[i] for i in firsts], lengths[firsts]
         result = np.empty((len(rows), dim), np.float32)
-        batches = self._make_batches(rows, batch_size, max_length)
+        layouts = text_layouts.lay_out(
+            rows,
+            self.config,
+            batch_size=batch_size,
+            max_length=max_length,
+            num_shards=self._partitioner.num_batch_shards,
+        )
         if show_progress is None:
-            show_progress = len(rows) > _LONG_INPUT_BATCHES * batch_size
+            show_progress = len(same_as) > _LONG_INPUT_BATCHES * batch_size
         in_flight = collections.deque()
 
         def collect():
-            indices, embeddings = in_flight.popleft()
-            result[indices] = np.asarray(embeddings)[: len(indices)]
-            progress.update(len(indices))
+            layout, embeddings = in_flight.popleft()
+            embeddings = np.asarray(embeddings).reshape(-1, dim)
+            result[layout.texts] = embeddings[layout.places]
+            progress.update(int(times[layout.texts].sum()))
 
         progress = tqdm.auto.tqdm(
-            total=len(rows),
+            total=len(same_as),
             desc="encode",
             unit="text",
             disable=not show_progress,
             mininterval=0.5 if sys.stderr.isatty() else 10.0,
         )
         with progress, self._partitioner.scope():
-            for indices, tokens in batches:
-                counts = None
-                if leaves_out:
-                    counts = np.zeros(len(tokens), np.int32)
-                    counts[: len(indices)] = lengths[indices]
-                tokens, counts = jax.device_put(
-                    (tokens, counts), self._partitioner.batch_sharding
-                )
-                embeddings = self._embed(self._params, tokens, counts)
+            for layout in layouts:
+                embeddings = self._embed_layout(layout, lengths if leaves_out else None)
                 if dim < self.config.embedding_dim:
                     embeddings = _shorten(embeddings, dim, self.config.normalize)
-                in_flight.append((indices, embeddings))
+                in_flight.append((layout, embeddings))
                 if len(in_flight) > _IN_FLIGHT:
                     collect()
             while in_flight:
                 collect()
+        result = result[same_as]
         bad = np.flatnonzero(~np.isfinite(result).all(axis=1))
         if len(bad):
             raise FloatingPointError(
-                f"{len(bad)} of {len(rows)} vectors are not finite, first that of "
+                f"{len(bad)} of {len(result)} vectors are not finite, first that of "
                 f"texts[{bad[0]}]: the weights of step {self.step} are damaged, or "
                 f"overflow in {self.config.t5.dtype}."
             )
         return result
 
-    def _make_batches(
-        self, rows: list[list[int]], batch_size: int, max_length: int
-    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yields row numbers and tokens [b L], longest first.
-
-        Only a few shapes occur: ``b`` is the full batch or the small one, ``L`` one of
-        the buckets. Rows beyond the texts hold EOS.
-        """
-        shards = self._partitioner.num_batch_shards
-        full = -(-batch_size // shards) * shards
-        small = min(full, -(-_SMALL_BATCH // shards) * shards)
-        buckets = make_buckets(max_length)
-        order = np.argsort([-len(row) for row in rows], kind="stable")
-        for start in range(0, len(rows), full):
-            indices = order[start : start + full]
-            size = small if len(indices) <= small else full
-            longest = len(rows[indices[0]])
-            length = next(bucket for bucket in buckets if bucket >= longest)
-            tokens = np.full((size, length), names.PAD_ID, np.int32)
-            tokens[len(indices) :, 0] = names.EOS_ID
-            for i, index in enumerate(indices):
-                tokens[i, : len(rows[index])] = rows[index]
-            yield indices, tokens
+    def _embed_layout(
+        self, layout: text_layouts.Layout, lengths: np.ndarray | None
+    ) -> jax.Array:
+        """Starts computing the vectors of one array, [b E] or [b S E]."""
+        inputs: dict[str, np.ndarray] = {}
+        if lengths is not None:
+            inputs["instruction_lengths"] = layout.spread(lengths)
+        if layout.slots is not None:
+            inputs["slots"] = layout.slots
+            # For their shape alone: without dropout their values do nothing.
+            shape = (len(layout.tokens), layout.num_slots)
+            inputs["text_numbers"] = np.zeros(shape, np.int32)
+        tokens, inputs = jax.device_put(
+            (layout.tokens, inputs), self._partitioner.batch_sharding
+        )
+        return self._embed(self._params, tokens, inputs)
 
 
-def make_buckets(max_length: int) -> list[int]:
-    """Returns the lengths that rows are padded to, ascending.
-
-    Powers of two and the middles between them (8, 16, 24, 32, 48, 64, 96, …) up to
-    ``max_length``, which is the last one.
-    """
-    buckets, power = [], _SHORTEST_BUCKET
-    while power < max_length:
-        buckets += [power] if power == _SHORTEST_BUCKET else [power, power * 3 // 2]
-        power *= 2
-    return [bucket for bucket in buckets if bucket < max_length] + [max_length]
-
-
-@functools.partial(jax.jit, static_argnums=(1, 2))
 def _shorten(
-    embeddings: Float[Array, "b E"], dim: int, normalize: bool
-) -> Float[Array, "b dim"]:
+    embeddings: Float[Array, "*lead E"], dim: int, normalize: bool
+) -> Float[Array, "*lead dim"]:
     """Keeps the first numbers of each vector, at unit length if the whole is."""
-    prefixes = embeddings[:, :dim]
+    prefixes = embeddings[..., :dim]
     return encoder.l2_normalize(prefixes) if normalize else prefixes
 
 
@@ -442,6 +427,6 @@ def _param_shardings(
     boxed = jax.eval_shape(
         encoder.SentenceEncoder(config).init,
         jax.random.key(0),
-        jax.ShapeDtypeStruct((1, _SHORTEST_BUCKET), jnp.int32),
+        jax.ShapeDtypeStruct((1, 8), jnp.int32),
     )["params"]
     return partitioner.param_shardings(boxed), nn.unbox(boxed)

@@ -11,6 +11,7 @@ All of it is a pure function of the step.
 Source: best fit decreasing, Johnson 1973, "Near-optimal bin packing algorithms".
 """
 
+import collections
 import logging
 import math
 
@@ -110,7 +111,7 @@ class PackedBatches:
         lengths = self._batches.text_lengths(step)
         pairs = _share_out(lengths.sum(axis=1), self._shards)
         layouts = [self._pack(lengths[own]) for own in pairs]
-        num_rows = self._enough_rows(max(rows for *_, rows in layouts))
+        num_rows = self._enough_rows(max(len(rows) for *_, rows in layouts))
         mine = pairs[list(self._host_shards)]
         padded, ids = self._batches.rows(step, mine.reshape(-1))
         shards = [
@@ -146,7 +147,7 @@ class PackedBatches:
         for kind, lengths in samples:
             pairs = _share_out(lengths.sum(axis=1), self._shards)
             layouts = [self._pack(lengths[own]) for own in pairs]
-            needs.setdefault(kind, []).append(max(rows for *_, rows in layouts))
+            needs.setdefault(kind, []).append(max(len(rows) for *_, rows in layouts))
         enough = max(
             max(np.mean(rows) + _DEVIATIONS * np.std(rows), max(rows))
             for rows in needs.values()
@@ -178,9 +179,7 @@ class PackedBatches:
         per_pair += self._batches.num_negatives * lengths[names.NEGATIVE_TARGETS]
         return self._batches.batch_size * per_pair
 
-    def _pack(
-        self, lengths: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
+    def _pack(self, lengths: np.ndarray) -> tuple[np.ndarray, ...]:
         return pack(lengths.reshape(-1), self.row_length, self.num_slots)
 
     def _lay_out(
@@ -188,7 +187,7 @@ class PackedBatches:
         padded: batching.Batch,
         index: int,
         pairs: np.ndarray,
-        layout: tuple[np.ndarray, np.ndarray, np.ndarray, int],
+        layout: tuple[np.ndarray, ...],
         num_rows: int,
     ) -> batching.Batch:
         """Copies the texts of one device's pairs to their places.
@@ -258,26 +257,31 @@ def num_slots(num_texts: int, num_rows: float) -> int:
 
 
 def pack(
-    lengths: np.ndarray, row_length: int, max_texts: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
+    lengths: np.ndarray, row_lengths: np.ndarray | int, max_texts: np.ndarray | int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Places texts in rows, best fit, the longest first.
 
     Args:
       lengths: tokens of each text, int [n]; a text of 0 isn't placed.
-      row_length: tokens that a row holds.
-      max_texts: texts that a row may have.
+      row_lengths: tokens of the row that a text begins if it fits into no other, int or
+        int [n].
+      max_texts: texts that such a row may have, int or int [n].
 
     Returns:
       For each text its row, the place where it starts and its number in the row, int
-      [n] each; and the number of rows.
+      [n] each; and the tokens of each row, int [num_rows].
     """
     rows = np.zeros(len(lengths), np.int64)
     starts = np.zeros(len(lengths), np.int64)
     slots = np.zeros(len(lengths), np.int64)
+    row_lengths = np.broadcast_to(row_lengths, lengths.shape).tolist()
+    max_texts = np.broadcast_to(max_texts, lengths.shape).tolist()
     # Rows by the tokens that they have left, and a bit for each number that occurs.
-    by_room: list[list[int]] = [[] for _ in range(row_length + 1)]
+    by_room: dict[int, list[int]] = collections.defaultdict(list)
     occurs = 0
-    texts_in: list[int] = []
+    made: list[int] = []
+    num_texts: list[int] = []
+    most_texts: list[int] = []
     order = np.argsort(-lengths, kind="stable")
     for text in order[: np.count_nonzero(lengths)].tolist():
         length = int(lengths[text])
@@ -288,15 +292,17 @@ def pack(
             if not by_room[room]:
                 occurs &= ~(1 << room)
         else:
-            room, row = row_length, len(texts_in)
-            texts_in.append(0)
-        rows[text], starts[text], slots[text] = row, row_length - room, texts_in[row]
-        texts_in[row] += 1
+            room, row = row_lengths[text], len(made)
+            made.append(room)
+            num_texts.append(0)
+            most_texts.append(max_texts[text])
+        rows[text], starts[text], slots[text] = row, made[row] - room, num_texts[row]
+        num_texts[row] += 1
         left = room - length
-        if left and texts_in[row] < max_texts:
+        if left and num_texts[row] < most_texts[row]:
             by_room[left].append(row)
             occurs |= 1 << left
-    return rows, starts, slots, len(texts_in)
+    return rows, starts, slots, np.array(made, np.int64)
 
 
 def _share_out(tokens: np.ndarray, num_shards: int) -> np.ndarray:

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from sentence_t5 import checkpoints, encode, encoder, inference, partitioning
+from sentence_t5 import checkpoints, encode, encoder, partitioning, text_layouts
 from sentence_t5.inference import SentenceT5
 from sentence_t5.t5.config import T5Config
 from sentence_t5.tokenizer import Tokenizer
@@ -189,12 +189,12 @@ def test_another_max_length(model):
 
 
 def test_buckets():
-    assert inference.make_buckets(512) == [
+    assert text_layouts.make_buckets(512) == [
         8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512
     ]  # fmt: skip
-    assert inference.make_buckets(100) == [8, 16, 24, 32, 48, 64, 96, 100]
-    assert inference.make_buckets(8) == [8]
-    assert inference.make_buckets(3) == [3]
+    assert text_layouts.make_buckets(100) == [8, 16, 24, 32, 48, 64, 96, 100]
+    assert text_layouts.make_buckets(8) == [8]
+    assert text_layouts.make_buckets(3) == [3]
 
 
 def test_compilations_are_bounded(model_dir):
@@ -202,7 +202,7 @@ def test_compilations_are_bounded(model_dir):
     inputs = [make_texts(n, seed=n) for n in range(1, 120, 3)]
     for texts in inputs:
         model.encode(texts, batch_size=8, on_truncate="ignore")
-    assert model.num_compilations == len(inference.make_buckets(MAX_LENGTH)) == 2
+    assert model.num_compilations == len(text_layouts.make_buckets(MAX_LENGTH)) == 2
     # A larger batch has its own shapes, the remainders keep those of the small one.
     for texts in inputs:
         model.encode(texts, batch_size=32, on_truncate="ignore")
@@ -242,9 +242,13 @@ def test_any_mesh_gives_the_same_vectors(model, model_dir, mesh):
 
 def test_all_local_devices_hold_a_part_of_the_batch(model_dir):
     model = SentenceT5.load(model_dir)
-    batches = list(model._make_batches([[5, 1]] * 9, 64, MAX_LENGTH))
-    assert [tokens.shape for _, tokens in batches] == [(64, 8)]
     assert model._partitioner.num_batch_shards == len(jax.local_devices()) == 8
+    batches = []
+    embed = model._embed
+    model._embed = lambda *inputs: batches.append(inputs[1]) or embed(*inputs)
+    model.encode(["a dog", "a cat"] * 5, batch_size=9)
+    assert [tokens.shape for tokens in batches] == [(8, 8)]
+    assert batches[0].sharding.shard_shape((8, 8)) == (1, 8)
 
 
 def test_bfloat16_is_close(model, model_dir):
