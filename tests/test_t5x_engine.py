@@ -240,7 +240,7 @@ def both(request, tmp_path_factory):
     """Runs both engines, each pooling in a way of its own, with hard negatives.
 
     Mean with held-out pairs; first from the weights of a checkpoint, with scanned
-    layers, dropout and AdamW; encdec with a prefix's loss added.
+    layers, dropout and AdamW; encdec as its file says.
     """
     pooling = request.param
     folder = tmp_path_factory.mktemp(pooling)
@@ -254,7 +254,7 @@ def both(request, tmp_path_factory):
         arguments += ["--gin.T5Config.scan_layers=True"]
         arguments += [f"--gin.INITIAL_CHECKPOINT_PATH='{folder}/start'"]
     else:
-        arguments = ["--gin.LossConfig.prefix_widths=(64,)"]
+        arguments = []
     run_t5x(folder / "t5x", pooling, *arguments)
     run_ours(folder / "ours", pooling, *arguments)
     return pooling, folder, arguments
