@@ -46,6 +46,7 @@ def assert_equal(path, expected):
     assert all(leaf.dtype == np.float32 for leaf in jax.tree.leaves(got))
 
 
+@pytest.mark.slow
 def test_the_mean_is_exact_and_read_by_all(run, tmp_path, capsys):
     out = tmp_path / "mean"
     assert average.main([str(run), f"--model_dir={out}"]) == 0
@@ -66,7 +67,6 @@ def test_the_mean_is_exact_and_read_by_all(run, tmp_path, capsys):
     assert_equal(tmp_path / "imported", expected)
 
 
-@pytest.mark.slow
 def test_the_steps_named_and_no_others(run, tmp_path):
     assert average.average(run, tmp_path, [9, 0, 9]) == [0, 9]
     assert_equal(tmp_path, mean(0, 9))

@@ -113,6 +113,7 @@ def model_dir(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_the_vectors_are_those_of_its_model(model_dir):
     partitioner = partitioning.Partitioner(
         partitioning.MeshConfig(fsdp=2), jax.devices()[:2]
