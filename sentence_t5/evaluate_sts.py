@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sentence_t5 import inference
-from sentence_t5.evals import sts, sts_sets
+from sentence_t5.evals import aligned, sts, sts_sets
 
 
 def score(
@@ -68,7 +68,6 @@ def make_entry(
 
 def format_table(report: Mapping[str, Any]) -> str:
     """Returns the table of the STS sets, Spearman and Pearson × 100."""
-    lines = []
     rows = [("set", "over", "pairs", "Spearman", "Pearson")]
     for entry in report["sts"]:
         num_subsets = len(entry["subsets"])
@@ -93,13 +92,9 @@ def format_table(report: Mapping[str, Any]) -> str:
         rows.append(
             ("", over, "", _cell(average["spearman"]), _cell(average["pearson"]))
         )
-    widths = [max(len(row[i]) for row in rows) for i in range(5)]
-    for row in rows:
-        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
-        cells[2:] = [cell.strip().rjust(len(cell)) for cell in cells[2:]]
-        lines.append("  ".join(cells))
-    notes = [f"{e['name']}: {note}" for e in report["sts"] for note in e["notes"]]
-    return "\n".join(lines + [f"NOTE {note}" for note in notes])
+    lines = aligned.lines(rows, to_left=(0, 1))
+    lines += [f"NOTE {e['name']}: {n}" for e in report["sts"] for n in e["notes"]]
+    return "\n".join(lines)
 
 
 def _notes(result: sts.StsResult, problem: str | None) -> list[str]:

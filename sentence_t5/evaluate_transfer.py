@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from sentence_t5 import embedding_cache, inference
-from sentence_t5.evals import transfer, transfer_sets
+from sentence_t5.evals import aligned, transfer, transfer_sets
 
 _PROTOCOLS = {
     1: f"{transfer.NUM_FOLDS}-fold nested cross-validation",
@@ -145,11 +145,8 @@ def format_table(entries: Sequence[Mapping[str, Any]]) -> str:
     if len(entries) > 1:
         mean = np.mean([entry["accuracy"] for entry in entries])
         rows.append((f"mean of {len(entries)} tasks", "", f"{mean:.2f}", *[""] * 4))
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = ["transfer by logistic regression on frozen vectors"]
-    for first, *others, protocol in rows:
-        cells = [c.rjust(w) for c, w in zip(others, widths[1:-1], strict=True)]
-        lines.append("  ".join([first.ljust(widths[0]), *cells, protocol]).rstrip())
+    lines += aligned.lines(rows, to_left=(0, len(rows[0]) - 1))
     lines += [f"NOTE {e['name']}: {note}" for e in entries for note in e["notes"]]
     return "\n".join([*lines, f"NOTE {DIFFERENCE}"])
 
