@@ -5,6 +5,7 @@
         --query_length=64 --passage_length=512
     sentence-t5 evaluate --model_dir=runs/mean --transfer senteval
     sentence-t5 evaluate --model_dir=runs/mean --geometry STSB.dev.tsv
+    sentence-t5 evaluate --model_dir=runs/instructor --medi held_out.jsonl
 
 Prints a table and, with ``--json``, writes a report that also records what was scored
 how: model, step, pooling, lengths, dtype, row counts and hashes of the files. Retrieval
@@ -24,6 +25,7 @@ import jax
 import sentence_t5
 from sentence_t5 import (
     evaluate_geometry,
+    evaluate_instructions,
     evaluate_retrieval,
     evaluate_sts,
     evaluate_transfer,
@@ -36,6 +38,8 @@ from sentence_t5.tasks import beir_folder
 
 _logger = logging.getLogger(__name__)
 
+# Parts of a report whose texts have no sides with lengths of their own.
+_BY_MAX_LENGTH = ("sts", "geometry", "transfer", "instructions")
 _ROLES = ("score", "sentence1", "sentence2", "subset")
 
 
@@ -78,6 +82,9 @@ def _run(args: argparse.Namespace) -> dict[str, Any]:
         for path in args.geometry
     ]
     transfers = [s for f in args.transfer for s in transfer_sets.load_folder(f)]
+    instructed = [evaluate_instructions.load(path) for path in args.medi]
+    labelled = frozenset(task for task in args.labelled.split(",") if task)
+    evaluate_instructions.check_labelled(labelled, instructed)
     if transfers:
         transfer.check_installed()
     options = retrieve.options_from(
@@ -105,11 +112,22 @@ def _run(args: argparse.Namespace) -> dict[str, Any]:
         evaluate_transfer.make_entry(model, transfer_set, encoding)
         for transfer_set in transfers
     ]
+    report["instructions"] = [
+        evaluate_instructions.make_entry(
+            model,
+            rows,
+            max_length=encoding["max_length"],
+            batch_size=encoding["batch_size"],
+            labelled=labelled,
+        )
+        for rows in instructed
+    ]
     report["model"]["path"] = os.path.abspath(args.model_dir)
     for part, key, paths in (
         ("sts", "file", args.sts),
         ("retrieval", "folder", args.beir),
         ("geometry", "file", args.geometry),
+        ("instructions", "file", args.medi),
     ):
         for path, entry in zip(paths, report[part], strict=True):
             entry[key] = os.path.abspath(path)
@@ -191,7 +209,7 @@ def format_table(report: Mapping[str, Any]) -> str:
         f"pooling, projection {model['projection_dim']}, {model['dtype']}"
     )
     parts = []
-    if report["sts"] or report.get("geometry") or report.get("transfer"):
+    if any(report.get(part) for part in _BY_MAX_LENGTH):
         header += f", max_length {settings['max_length']}"
         if report["sts"]:
             header += f", {settings['similarity']} similarity"
@@ -205,6 +223,8 @@ def format_table(report: Mapping[str, Any]) -> str:
         parts.append(evaluate_geometry.format_table(report["geometry"]))
     if report.get("transfer"):
         parts.append(evaluate_transfer.format_table(report["transfer"]))
+    if report.get("instructions"):
+        parts.append(evaluate_instructions.format_table(report["instructions"]))
     return "\n\n".join([header, *parts])
 
 
@@ -235,6 +255,19 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         nargs="+",
         metavar="DIR",
         help="folders of SentEval's tasks: MR.tsv, TREC.train.tsv, TREC.test.tsv, ...",
+    )
+    parser.add_argument(
+        "--medi",
+        default=[],
+        nargs="+",
+        metavar="JSONL",
+        help="held-out rows with instructions, in MEDI's form",
+    )
+    parser.add_argument(
+        "--labelled",
+        default="",
+        metavar="TASK,TASK",
+        help="task_ids of --medi whose rows share labels: not scored by retrieval",
     )
     parser.add_argument(
         "--step", type=int, help="which checkpoint; the newest by default, 0: untrained"
@@ -268,10 +301,10 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="keep passages with the id of the query, which BEIR leaves out",
     )
     args = parser.parse_args(argv)
-    if not (args.sts or args.beir or args.geometry or args.transfer):
+    if not (args.sts or args.beir or args.geometry or args.transfer or args.medi):
         parser.error(
-            "nothing to score: pass --sts or --geometry files, or --beir or --transfer "
-            "folders."
+            "nothing to score: pass --sts, --geometry or --medi files, or --beir or "
+            "--transfer folders."
         )
     return args
 

@@ -19,6 +19,7 @@ LAYERS = {
         *["train", "evaluate", "encode", "mine", "config", "compile", "cli"],
         *["embedding_cache", "retrieve", "evaluate_retrieval"],
         *["evaluate_sts", "evaluate_geometry", "evaluate_transfer"],
+        *["evaluate_instructions"],
         *["mining", "mining_files"],
         *[
             "compile_report",
