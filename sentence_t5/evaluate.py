@@ -33,7 +33,7 @@ from sentence_t5 import (
     instructions,
     retrieve,
 )
-from sentence_t5.evals import sts_sets, transfer, transfer_sets
+from sentence_t5.evals import geometry_plots, sts_sets, transfer, transfer_sets
 from sentence_t5.tasks import beir_folder
 
 _logger = logging.getLogger(__name__)
@@ -60,6 +60,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"evaluate: {error}", file=sys.stderr)
         return 1
     print(format_table(report))
+    if args.plot:
+        names = [entry["name"] for entry in report["geometry"]]
+        geometry_plots.draw(args.plot, report["geometry"], names)
     if args.json:
         with open(args.json, "w", encoding="utf-8") as file:
             json.dump(report, file, indent=2, allow_nan=False)
@@ -87,6 +90,8 @@ def _run(args: argparse.Namespace) -> dict[str, Any]:
     evaluate_instructions.check_labelled(labelled, instructed)
     if transfers:
         transfer.check_installed()
+    if args.plot:
+        geometry_plots.check_installed()
     options = retrieve.options_from(
         args, args.max_length, keep_identical_ids=args.keep_identical_ids
     )
@@ -273,6 +278,9 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--step", type=int, help="which checkpoint; the newest by default, 0: untrained"
     )
     parser.add_argument("--json", metavar="FILE", help="also write the report here")
+    parser.add_argument(
+        "--plot", metavar="PNG", help="also draw what --geometry measures"
+    )
     parser.add_argument("--batch_size", type=int, default=64)
     parser.add_argument("--max_length", type=int, help="the model's own by default")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"))
@@ -306,6 +314,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
             "nothing to score: pass --sts, --geometry or --medi files, or --beir or "
             "--transfer folders."
         )
+    if args.plot and not args.geometry:
+        parser.error("--plot draws what --geometry measures: pass its files too.")
     return args
 
 
