@@ -21,7 +21,7 @@ from sentence_t5 import names
 from sentence_t5.tasks import medi_rows, records
 
 SYMMETRIC, ASYMMETRIC, MIXED = "symmetric", "asymmetric", "mixed"
-DETAILS = ("none", "tag", "short", "detailed")
+NONE, TAG, SHORT, DETAILED = DETAILS = ("none", "tag", "short", "detailed")
 PARAPHRASED = tuple(
     f"paraphrase_{i + 1}" for i in range(len(study_wordings.PARAPHRASES))
 )

@@ -30,7 +30,7 @@ def sections(
         {"trained on": row.model.data, "instructions": _yes(row.model.wording)}
         | _scores_by_kind(row, row.model.wording, files, kinds)
         for row in rows
-        if row.model.wording in ("none", study_data.DETAILED)
+        if row.model.wording in (study_data.NONE, study_data.DETAILED)
     ]
     detail = [
         {"instruction": wording}
@@ -118,7 +118,7 @@ def _mixed(rows: Sequence[Scored], wording: str) -> Scored | None:
 
 
 def _yes(wording: str) -> str:
-    return "without" if wording == "none" else "with"
+    return "without" if wording == study_data.NONE else "with"
 
 
 def _scores_by_kind(

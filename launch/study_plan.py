@@ -28,7 +28,7 @@ RAW, NLI, CQA, CQA_NLI, EQUAL = "raw", "nli", "cqa", "cqa_nli", "equal"
 STAGES = (RAW, NLI, CQA, CQA_NLI)
 INSTRUCTIONS = "instructions"
 _MEAN = "mean"
-_RUN = "gin/runs/train.gin"
+_RUN = "gin/runs/nli.gin"
 # What a size is trained with from random weights, where there is such a file.
 _BUDGETS = "gin/study"
 _RECIPES = {
@@ -143,7 +143,7 @@ def _make(
     steps = 0 if stage == RAW else num_steps
     more = [*first, *_data(flags, stage), *flags.more]
     more += [] if steps is None else [f"--gin.TRAIN_STEPS={steps}"]
-    files = [_RECIPES[stage], *_budget(flags, size)]
+    files = [_RUN, _RECIPES[stage], *_budget(flags, size)]
     run = _run(flags, stage, files, size, pooling, more)
     return Model(
         run=run,
@@ -176,21 +176,38 @@ def _instructions(flags: argparse.Namespace, files: study_data.Files) -> list[Mo
     kinds = [kind for kind in _KINDS if files.tasks(kind)]
     if len(kinds) < len(_KINDS):
         kinds = [study_data.MIXED]  # All of one kind: there is nothing to tell apart.
-    settings = [(kind, wording) for kind in kinds for wording in ("none", "detailed")]
-    settings += [
-        (study_data.MIXED, wording) for wording in ("tag", "short", study_data.VARIED)
+    settings = [
+        (kind, wording)
+        for kind in kinds
+        for wording in (study_data.NONE, study_data.DETAILED)
     ]
-    return [_instructed(flags, files, kind, wording) for kind, wording in settings]
+    settings += [
+        (study_data.MIXED, wording)
+        for wording in (study_data.TAG, study_data.SHORT, study_data.VARIED)
+    ]
+    # INSTRUCTOR's rate rises over a tenth of the steps, however many there are.
+    steps = _instructed(
+        flags, files, study_data.MIXED, study_data.NONE, 0
+    ).run.total_steps
+    return [
+        _instructed(flags, files, kind, wording, steps // 10)
+        for kind, wording in settings
+    ]
 
 
 def _instructed(
-    flags: argparse.Namespace, files: study_data.Files, kind: str, wording: str
+    flags: argparse.Namespace,
+    files: study_data.Files,
+    kind: str,
+    wording: str,
+    warmup_steps: int,
 ) -> Model:
     """Plans one model trained on rows with instructions."""
     size = flags.sizes[0]
     more = [
         *_first_weights(flags, _MEAN, size),
         f"--medi_file={files.train(wording)}",
+        f"--gin.WARMUP_STEPS={warmup_steps}",
         f"--gin.medi.mixture.without_in_batch={tuple(flags.labelled)!r}",
         # Paraphrases may be long: the text has its half.
         "--gin.train/engine.dataset.on_crowding='keep_text'",
@@ -258,7 +275,7 @@ def _run(
         sizes=[size],
         poolings=[pooling],
         axes=[],
-        gin_file=[_RUN, *files],
+        gin_file=files,
         more=[*more],
         out=f"{flags.out}/{folder}",
     )

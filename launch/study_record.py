@@ -51,9 +51,10 @@ def settings(rows: Sequence[Scored]) -> list:
         vocabulary = model["vocabulary"]
         blocks.append(
             f"Scored in {model['dtype']} by {settings['similarity']}, prompt "
-            f"`{settings['prompt'] or ''}` before the texts of STS and geometry, at each "
-            f"model's own length. {versions}; vocabulary {vocabulary}. Each model's "
-            "report is in `scores/`; `config.gin` in its folder repeats its training."
+            f"`{settings['prompt'] or ''}` before the texts of STS and geometry, at "
+            f"each model's own length. {versions}; vocabulary {vocabulary}. Each "
+            "model's report is in `scores/`; `config.gin` in its folder repeats its "
+            "training."
         )
     return blocks
 
