@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from sentence_t5 import embedding_cache, inference
+from sentence_t5 import embedding_cache, fit_cache, inference
 from sentence_t5.evals import aligned, transfer, transfer_sets
 
 _PROTOCOLS = {
@@ -58,9 +58,10 @@ def make_entry(
     row = {text: i for i, text in enumerate(texts)}
     data = [_features(split, vectors, row) for split in splits.values()]
     total = transfer.num_fits(len(data))
+    kept = fit_cache.kept_fits(encoding["cache_dir"], data, transfer.describe())
     with embedding_cache.progress_bar(name, total, 0, "fit", shown=True) as bar:
         try:
-            result = SCORERS[len(data)](*data, progress=bar.update)
+            result = SCORERS[len(data)](*data, progress=bar.update, kept=kept)
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from error
     num_truncated = int(

@@ -17,7 +17,7 @@ LAYERS = {
     ],
     4: [  # Verbs, and what they are made of.
         *["train", "evaluate", "encode", "mine", "config", "compile", "cli"],
-        *["embedding_cache", "retrieve", "evaluate_retrieval"],
+        *["embedding_cache", "fit_cache", "retrieve", "evaluate_retrieval"],
         *["evaluate_sts", "evaluate_geometry", "evaluate_transfer"],
         *["evaluate_instructions"],
         *["mining", "mining_files"],
