@@ -44,37 +44,59 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         epilog="All other flags go to every training: see `sentence-t5 train --help`.",
         allow_abbrev=False,
     )
-    names = {"type": lambda text: [word for word in text.split(",") if word]}
     parser.add_argument("--out", required=True, help="folder of the study")
     parser.add_argument(
-        "--sizes", **names, default=["tiny", "small"], metavar="SIZE,SIZE",
+        "--sizes", type=_words, default=["tiny", "small"], metavar="SIZE,SIZE",
         help="files of gin/sizes; poolings and instructions are compared at the first; "
         "tiny,small",
     )  # fmt: skip
     parser.add_argument(
-        "--poolings", **names, default=["mean", "first", "encdec"], metavar="P,P",
+        "--poolings", type=_words, default=["mean", "first", "encdec"], metavar="P,P",
         help="files of gin/pooling; sizes are compared with the first; "
         "mean,first,encdec",
     )  # fmt: skip
+    _add_files(parser)
+    parser.add_argument(
+        "--initial_checkpoint_path", metavar="PATH",
+        help="T5's weights, {size} in it standing for each size; else random ones",
+    )  # fmt: skip
+    parser.add_argument(
+        "--gin_search_paths", type=_words, default=[], metavar="DIRS",
+        help="folders to look for gin files in first, between commas",
+    )  # fmt: skip
+    parser.add_argument(
+        "--page",
+        action="store_true",
+        help="write the page of what is there, run nothing",
+    )
+    flags, flags.more = parser.parse_known_args(argv)
+    if flags.gin_search_paths:
+        flags.more.append(f"--gin_search_paths={','.join(flags.gin_search_paths)}")
+    _check(flags, parser)
+    return flags
+
+
+def _add_files(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of the files to train and to score on."""
     parser.add_argument("--nli_file", help="TSV or JSONL of NLI triples")
     parser.add_argument(
-        "--nli_columns", **names, metavar="LEFT,RIGHT,NEGATIVE",
+        "--nli_columns", type=_words, metavar="LEFT,RIGHT,NEGATIVE",
         default=["anchor", "positive", "hard_negative"],
         help="its columns; anchor,positive,hard_negative",
     )  # fmt: skip
     parser.add_argument("--cqa_file", help="TSV or JSONL of questions and answers")
     parser.add_argument(
-        "--cqa_columns", **names, metavar="LEFT,RIGHT", default=["question", "answer"],
-        help="its columns; question,answer",
+        "--cqa_columns", type=_words, metavar="LEFT,RIGHT",
+        default=["question", "answer"], help="its columns; question,answer",
     )  # fmt: skip
     parser.add_argument("--medi_file", help="JSONL of rows with instructions")
     parser.add_argument(
-        "--labelled", **names, default=[], metavar="TASK,TASK",
+        "--labelled", type=_words, default=[], metavar="TASK,TASK",
         help="its task_ids whose rows share labels: no negatives to each other, and "
         "not scored by retrieval",
     )  # fmt: skip
     parser.add_argument(
-        "--sts", nargs="+", required=True, metavar="TSV",
+        "--sts", nargs="+", default=[], metavar="TSV",
         help="files of scored pairs; geometry is measured on the first",
     )  # fmt: skip
     parser.add_argument(
@@ -83,21 +105,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--beir", nargs="+", default=[], metavar="DIR", help="retrieval sets"
     )
-    parser.add_argument(
-        "--initial_checkpoint_path", metavar="PATH",
-        help="T5's weights, {size} in it standing for each size; else random ones",
-    )  # fmt: skip
-    parser.add_argument("--gin_search_paths", default="", help="as of train")
-    parser.add_argument(
-        "--page",
-        action="store_true",
-        help="write the page of what is there, run nothing",
-    )
-    flags, flags.more = parser.parse_known_args(argv)
-    if flags.gin_search_paths:
-        flags.more.append(f"--gin_search_paths={flags.gin_search_paths}")
-    _check(flags, parser)
-    return flags
+
+
+def _words(text: str) -> list[str]:
+    return [word for word in text.split(",") if word]
 
 
 def _check(flags: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
@@ -109,6 +120,8 @@ def _check(flags: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
             "nothing to train on: pass --nli_file, --cqa_file or --medi_file, one or "
             "more."
         )
+    if (flags.nli_file or flags.cqa_file) and not flags.sts:
+        parser.error("nothing to score sentences on: pass --sts, one file or more.")
     for name, wanted in (("nli_columns", 3), ("cqa_columns", 2)):
         given = getattr(flags, name)
         if len(given) != wanted:

@@ -78,7 +78,7 @@ def plan(flags: argparse.Namespace, instructed: study_data.Files | None) -> list
         ConfigError: a name or value is wrong.
     """
     models = []
-    for size in flags.sizes:
+    for size in flags.sizes if flags.nli_file or flags.cqa_file else ():
         for pooling in flags.poolings if size == flags.sizes[0] else flags.poolings[:1]:
             models += _stages(flags, size, pooling)
     models += _equal(flags, [m for m in models if m.stage == NLI])

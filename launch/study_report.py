@@ -63,14 +63,16 @@ def write(
     ]
     sentence = [row for row in rows if row.model.stage != study_plan.INSTRUCTIONS]
     sections = [study_page.Section("What this is", _introduction(rows))]
-    sections += _poolings(sentence)
-    sections += _stages(sentence)
-    sections += _sizes(sentence, out)
-    sections += _geometry(sentence, out)
+    if sentence:
+        sections += _poolings(sentence)
+        sections += _stages(sentence)
+        sections += _sizes(sentence, out)
+        sections += _geometry(sentence, out)
     sections += _curves(rows, out)
     if files is not None:
         sections += study_instructed.sections(rows, files)
-    sections += _all_scores(sentence)
+    if sentence:
+        sections += _all_scores(sentence)
     trained, settings = study_record.trained(rows), study_record.settings(rows)
     sections.append(study_page.Section("What was trained", [trained]))
     sections.append(study_page.Section("Data and settings", settings))

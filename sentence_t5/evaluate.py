@@ -128,6 +128,12 @@ def _run(args: argparse.Namespace) -> dict[str, Any]:
         for rows in instructed
     ]
     report["model"]["path"] = os.path.abspath(args.model_dir)
+    _name_files(report, args)
+    return report
+
+
+def _name_files(report: Mapping[str, Any], args: argparse.Namespace) -> None:
+    """Writes into each entry of a report what it was scored on."""
     for part, key, paths in (
         ("sts", "file", args.sts),
         ("retrieval", "folder", args.beir),
@@ -136,7 +142,6 @@ def _run(args: argparse.Namespace) -> dict[str, Any]:
     ):
         for path, entry in zip(paths, report[part], strict=True):
             entry[key] = os.path.abspath(path)
-    return report
 
 
 def make_report(
@@ -241,39 +246,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "measure how its vectors lie.",
     )
     parser.add_argument("--model_dir", required=True, help="what train wrote")
-    parser.add_argument(
-        "--sts", default=[], nargs="+", metavar="TSV", help="files of scored pairs"
-    )
-    parser.add_argument(
-        "--beir", default=[], nargs="+", metavar="DIR", help="retrieval sets"
-    )
-    parser.add_argument(
-        "--geometry",
-        default=[],
-        nargs="+",
-        metavar="FILE",
-        help="files to measure how vectors lie: a TSV of pairs, or one text a line",
-    )
-    parser.add_argument(
-        "--transfer",
-        default=[],
-        nargs="+",
-        metavar="DIR",
-        help="folders of SentEval's tasks: MR.tsv, TREC.train.tsv, TREC.test.tsv, ...",
-    )
-    parser.add_argument(
-        "--medi",
-        default=[],
-        nargs="+",
-        metavar="JSONL",
-        help="held-out rows with instructions, in MEDI's form",
-    )
-    parser.add_argument(
-        "--labelled",
-        default="",
-        metavar="TASK,TASK",
-        help="task_ids of --medi whose rows share labels: not scored by retrieval",
-    )
+    _add_files(parser)
     parser.add_argument(
         "--step", type=int, help="which checkpoint; the newest by default, 0: untrained"
     )
@@ -317,6 +290,43 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     if args.plot and not args.geometry:
         parser.error("--plot draws what --geometry measures: pass its files too.")
     return args
+
+
+def _add_files(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags that say what to score."""
+    parser.add_argument(
+        "--sts", default=[], nargs="+", metavar="TSV", help="files of scored pairs"
+    )
+    parser.add_argument(
+        "--beir", default=[], nargs="+", metavar="DIR", help="retrieval sets"
+    )
+    parser.add_argument(
+        "--geometry",
+        default=[],
+        nargs="+",
+        metavar="FILE",
+        help="files to measure how vectors lie: a TSV of pairs, or one text a line",
+    )
+    parser.add_argument(
+        "--transfer",
+        default=[],
+        nargs="+",
+        metavar="DIR",
+        help="folders of SentEval's tasks: MR.tsv, TREC.train.tsv, TREC.test.tsv, ...",
+    )
+    parser.add_argument(
+        "--medi",
+        default=[],
+        nargs="+",
+        metavar="JSONL",
+        help="held-out rows with instructions, in MEDI's form",
+    )
+    parser.add_argument(
+        "--labelled",
+        default="",
+        metavar="TASK,TASK",
+        help="task_ids of --medi whose rows share labels: not scored by retrieval",
+    )
 
 
 def _describe(model: inference.SentenceT5) -> dict[str, Any]:

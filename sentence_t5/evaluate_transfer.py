@@ -57,13 +57,7 @@ def make_entry(
     vectors = embedding_cache.encode(model, texts, label=name, **encoding)
     row = {text: i for i, text in enumerate(texts)}
     data = [_features(split, vectors, row) for split in splits.values()]
-    total = transfer.num_fits(len(data))
-    kept = fit_cache.kept_fits(encoding["cache_dir"], data, transfer.describe())
-    with embedding_cache.progress_bar(name, total, 0, "fit", shown=True) as bar:
-        try:
-            result = SCORERS[len(data)](*data, progress=bar.update, kept=kept)
-        except ValueError as error:
-            raise ValueError(f"{name}: {error}") from error
+    result = _fit(name, data, encoding["cache_dir"])
     num_truncated = int(
         model.truncated(
             texts, encoding["max_length"], instruction=encoding["prompt"]
@@ -97,6 +91,19 @@ def make_entry(
         "chosen_c": list(result.chosen),
         "notes": _notes(result, len(texts), num_truncated, problem, len(data)),
     }
+
+
+def _fit(
+    name: str, data: Sequence[transfer.Data], cache_dir: str | None
+) -> transfer.TransferResult:
+    """Fits a task's classifiers, those that an earlier run has kept aside."""
+    kept = fit_cache.kept_fits(cache_dir, data, transfer.describe())
+    total = transfer.num_fits(len(data))
+    with embedding_cache.progress_bar(name, total, 0, "fit", shown=True) as bar:
+        try:
+            return SCORERS[len(data)](*data, progress=bar.update, kept=kept)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from error
 
 
 def _features(

@@ -230,6 +230,9 @@ def test_something_must_be_trained_on(tmp_path, capsys):
     with pytest.raises(SystemExit):
         study.parse([f"--out={tmp_path}", "--sts", str(tmp_path / "sts.tsv")])
     assert "nothing to train on: pass --nli_file" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        study.parse([f"--out={tmp_path}", f"--nli_file={tmp_path / 'sts.tsv'}"])
+    assert "nothing to score sentences on: pass --sts" in capsys.readouterr().err
 
 
 # --- scores and the page ------------------------------------------------------------
