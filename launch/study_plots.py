@@ -11,16 +11,14 @@ _MARKERS = "os^Dv*"
 
 def scaling(
     path: pathlib.Path,
-    rows: Sequence[study_scores.Scored],
-    stages: Mapping[str, str],
+    lines: Mapping[str, Sequence[study_scores.Scored]],
     metric: str,
 ) -> bool:
-    """Draws scores against parameters, one line for each stage.
+    """Draws scores against parameters.
 
     Args:
         path: the PNG.
-        rows: models of one pooling and several sizes.
-        stages: stage -> its name in the legend.
+        lines: name in the legend -> models of several sizes.
         metric: of ``study_scores.average``.
 
     Returns:
@@ -29,12 +27,11 @@ def scaling(
     plot = figure.Figure(figsize=(8.5, 4.5), layout="constrained")
     axes = plot.subplots()
     names = {}
-    for i, (stage, label) in enumerate(stages.items()):
+    for i, (label, rows) in enumerate(lines.items()):
         points = [
             (row.model, score)
             for row in rows
-            if row.model.stage == stage
-            and (score := study_scores.average(row, metric)) is not None
+            if (score := study_scores.average(row, metric)) is not None
         ]
         if not points:
             continue

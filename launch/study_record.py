@@ -48,11 +48,11 @@ def settings(rows: Sequence[Scored]) -> list:
     if scored:
         model, settings = scored[0]["model"], scored[0]["settings"]
         versions = ", ".join(f"{k} {v}" for k, v in model["versions"].items())
-        vocabulary = model["vocabulary"]
+        prompt = f"`{settings['prompt']}`" if settings["prompt"] else "none"
         blocks.append(
-            f"Scored in {model['dtype']} by {settings['similarity']}, prompt "
-            f"`{settings['prompt'] or ''}` before the texts of STS and geometry, at "
-            f"each model's own length. {versions}; vocabulary {vocabulary}. Each "
+            f"Scored in {model['dtype']} by {settings['similarity']}; prompt before "
+            f"the texts of STS and geometry: {prompt}; at each model's own length. "
+            f"Vocabulary sha256 {model['vocabulary']['sha256']}. {versions}. Each "
             "model's report is in `scores/`; `config.gin` in its folder repeats its "
             "training."
         )

@@ -189,43 +189,45 @@ def _sizes(rows: Sequence[Scored], out: pathlib.Path) -> _Sections:
     """Compares the sizes at the first pooling."""
     pooling = rows[0].model.pooling
     rows = [row for row in rows if row.model.pooling == pooling]
+    sizes = list(dict.fromkeys(row.model.size for row in rows))
+    lines = {
+        label: [row for row in rows if row.model.stage == stage]
+        for stage, label in _present(rows).items()
+    }
+    if equal := _equal(rows):
+        lines[_ALL_STAGES[study_plan.EQUAL]] = equal
     blocks: list = []
     for metric in _metrics(rows):
         table = []
-        for size in dict.fromkeys(row.model.size for row in rows):
+        for size in sizes:
             first = study_scores.find(rows, size=size)
             cells = {"size": size, "parameters": f"{first.model.run.num_params:,}"}
-            for stage, label in _present(rows).items():
-                row = study_scores.find(rows, size=size, stage=stage)
-                score = cell(study_scores.average(row, metric))
-                cells[label] = f"{score} ({row.model.num_pairs:,})" if row else ""
-            cells |= {"NLI, equal pairs": _cell_of_equal(rows, size, metric)}
+            for label, of_stage in lines.items():
+                row = study_scores.find(of_stage, size=size)
+                score = study_scores.average(row, metric)
+                known = score is not None
+                cells[label] = f"{score:.2f} ({row.model.num_pairs:,})" if known else ""
             table.append(cells)
         blocks += [
             f"{metric}, {_WHAT[metric]}, mean over sets, and pairs seen; pooling "
-            f"{pooling}. *Equal pairs*: NLI again, with as many pairs at every size.",
+            f"{pooling}. *Equal pairs*: NLI with as many pairs at every size.",
             table,
         ]
         name = f"scaling_{metric.split('@')[0].lower()}.png"
-        if study_plots.scaling(out / name, rows, _ALL_STAGES, metric):
+        if study_plots.scaling(out / name, lines, metric):
             blocks.append(study_page.Plot(name, f"{metric} against parameters"))
         blocks += _paper_table("size", None, metric)
     return [study_page.Section("What does size bring?", blocks)]
 
 
-def _cell_of_equal(rows: Sequence[Scored], size: str, metric: str) -> str:
-    """Returns a size's score at the number of pairs that all sizes saw."""
-    fewest = min(
-        (r.model.num_pairs for r in rows if r.model.stage == study_plan.NLI), default=0
-    )
-    for stage in (study_plan.EQUAL, study_plan.NLI):
-        row = study_scores.find(rows, size=size, stage=stage)
-        if row is not None and (
-            stage == study_plan.EQUAL or row.model.num_pairs == fewest
-        ):
-            score = cell(study_scores.average(row, metric))
-            return f"{score} ({row.model.num_pairs:,})"
-    return ""
+def _equal(rows: Sequence[Scored]) -> list[Scored]:
+    """Returns the NLI models that saw as many pairs as the one that saw fewest."""
+    nli = [row for row in rows if row.model.stage == study_plan.NLI]
+    if len(nli) < 2:
+        return []
+    fewest = min(row.model.num_pairs for row in nli)
+    again = [row for row in rows if row.model.stage == study_plan.EQUAL]
+    return again + [row for row in nli if row.model.num_pairs == fewest]
 
 
 def _geometry(rows: Sequence[Scored], out: pathlib.Path) -> _Sections:

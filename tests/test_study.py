@@ -267,7 +267,11 @@ def report_of(spearman: float) -> dict:
         }
         for name, value in (("sts", spearman), ("sick", spearman + 2))
     ]  # fmt: skip
-    model = {"dtype": "float32", "versions": {"jax": "1"}, "vocabulary": "t5"}
+    model = {
+        "dtype": "float32",
+        "versions": {"jax": "1"},
+        "vocabulary": {"sha256": "5e"},
+    }
     settings = {"similarity": "cosine", "prompt": None}
     return {
         "model": model, "settings": settings, "sts": sts, "geometry": [geometry],
