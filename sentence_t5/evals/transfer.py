@@ -159,7 +159,7 @@ def held_out(
         ValueError: training rows with one label only.
     """
     _check(train, 1)
-    with _Trainer(progress, None) as trainer:
+    with _Trainer(progress) as trainer:
 
         def on_dev(c: float) -> float:
             return _accuracy(trainer.fit(train, c).predict(dev[0]), dev[1])
@@ -183,7 +183,7 @@ class _Trainer:
     fits this small lose by more threads, twentyfold on a busy machine.
     """
 
-    def __init__(self, progress: Progress, kept: Kept | None):
+    def __init__(self, progress: Progress, kept: Kept | None = None):
         self._progress = progress
         self._kept = {} if kept is None else kept
         self._make, self._not_converged = _classifier()
