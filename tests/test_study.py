@@ -17,6 +17,7 @@ import study_plan  # noqa: E402
 import study_report  # noqa: E402
 import study_scores  # noqa: E402
 import study_wordings  # noqa: E402
+import sweep  # noqa: E402
 import sweep_plan  # noqa: E402
 import sweep_table  # noqa: E402
 from test_sweep import write_checkpoint, write_metrics  # noqa: E402
@@ -168,6 +169,8 @@ def test_one_factor_changes_at_a_time(tmp_path):
     )
     assert nli.run.settings["INITIAL_CHECKPOINT_PATH"] == "None"
     small = by_name["nli/small_mean"]
+    assert "--gin_file=gin/study/tiny.gin" in nli.run.arguments
+    assert "--gin_file=gin/study/small.gin" in small.run.arguments
     assert by_name["equal/tiny_mean"].num_pairs == small.num_pairs < nli.num_pairs
     assert by_name["nli/tiny_first"].run.settings["encoder.EncoderConfig.pooling"] == (
         "'first'"
@@ -192,6 +195,7 @@ def test_instructions_are_compared_at_the_first_size(tmp_path):
         assert settings["encoder.EncoderConfig.pool_instruction"] == "False"
         assert settings["medi.mixture.without_in_batch"] == "('asked',)"
         assert settings["WARMUP_STEPS"] == str(model.run.total_steps // 10)
+    assert "--gin_file=gin/study/tiny_instructions.gin" in models[0].run.arguments
     assert models[0].run.settings["medi.mixture.only"] == "('similar',)"
     assert len(models[5].scored_by) == 8  # --medi, own and five wordings, --labelled
     assert models[-1].scored_by[1] == files.held_out("detailed")
@@ -360,6 +364,8 @@ def test_gap_between_paraphrases(tmp_path):
 def test_reports_are_kept_until_weights_or_files_change(tmp_path, monkeypatch, capsys):
     stand_in = "import sys; open(sys.argv[-1].split('=')[1], 'w').write('{}')"
     monkeypatch.setattr(study, "EVALUATE", (sys.executable, "-S", "-c", stand_in))
+    # The study has no JAX running when it forks; this process may.
+    monkeypatch.setattr(sweep, "end_with_parent", None)
     data = tmp_path / "sts.tsv"
     data.write_text("a")
     model = make_model(tmp_path, "nli", "tiny", "mean", scored_by=("--sts", str(data)))
