@@ -4,7 +4,8 @@ import pathlib
 from collections.abc import Mapping, Sequence
 
 import study_scores
-from matplotlib import figure
+
+from sentence_t5.evals import geometry_plots
 
 _MARKERS = "os^Dv*"
 
@@ -24,7 +25,8 @@ def scaling(
     Returns:
         Whether there was anything to draw.
     """
-    plot = figure.Figure(figsize=(8.5, 4.5), layout="constrained")
+    figure_class = geometry_plots.figure_class()
+    plot = figure_class(figsize=(8.5, 4.5), layout="constrained")
     axes = plot.subplots()
     names = {}
     for i, (label, rows) in enumerate(lines.items()):
@@ -87,7 +89,9 @@ def curves(
         return False
     columns = min(3, len(found))
     num_rows = -(-len(found) // columns)
-    plot = figure.Figure(figsize=(4.6 * columns, 3.8 * num_rows), layout="constrained")
+    figure_class = geometry_plots.figure_class()
+    size = (4.6 * columns, 3.8 * num_rows)
+    plot = figure_class(figsize=size, layout="constrained")
     grid = list(plot.subplots(num_rows, columns, squeeze=False).flat)
     for axes, (title, lines) in zip(grid, found.items(), strict=False):
         for name, (pairs, values) in lines:

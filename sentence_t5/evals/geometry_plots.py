@@ -16,7 +16,7 @@ _SMALLEST = 1e-4
 
 def check_installed() -> None:
     """Raises an ImportError that says what to install, where matplotlib is not."""
-    _figure_class()
+    figure_class()
 
 
 def draw(
@@ -37,7 +37,7 @@ def draw(
     shapes = [""] * len(entries) if shapes is None else shapes
     colours = {word: f"C{i % 10}" for i, word in enumerate(dict.fromkeys(hues))}
     kinds = {word: i for i, word in enumerate(dict.fromkeys(shapes))}
-    figure = _figure_class()(figsize=(12, 4.8), layout="constrained")
+    figure = figure_class()(figsize=(12, 4.8), layout="constrained")
     points, lines = figure.subplots(1, 2)
     for entry, hue, shape in zip(entries, hues, shapes, strict=True):
         colour, kind = colours[hue], kinds[shape]
@@ -94,8 +94,12 @@ def _keys(colours: Mapping[str, str], kinds: Mapping[str, int]) -> list[Any]:
     return keys
 
 
-def _figure_class() -> type:
-    """Returns matplotlib's figure, which draws without a display or global state."""
+def figure_class() -> type:
+    """Returns matplotlib's figure, which draws without a display or global state.
+
+    Raises:
+        ImportError: matplotlib is not installed; the message says what to do.
+    """
     try:
         from matplotlib import figure
     except ImportError as error:
