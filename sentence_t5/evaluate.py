@@ -103,6 +103,7 @@ def _run(args: argparse.Namespace) -> dict[str, Any]:
         max_length=args.max_length,
         instruction=args.instruction,
         prompt_name=args.prompt_name,
+        cache_dir=args.cache_dir,
     )
     encoding = _encoding(report, args)
     report["retrieval"] = [
@@ -152,6 +153,7 @@ def make_report(
     max_length: int | None = None,
     instruction: str | None = None,
     prompt_name: str | None = None,
+    cache_dir: str | os.PathLike | None = None,
 ) -> dict[str, Any]:
     """Scores a model on STS sets and records how.
 
@@ -162,6 +164,7 @@ def make_report(
         max_length: tokens a text is trimmed to; the model's own by default.
         instruction: put before each text; None is the model's default prompt, if any.
         prompt_name: instead, the name of one of the model's prompts.
+        cache_dir: a local folder that keeps vectors; None keeps nothing.
 
     Returns:
         A JSON-able report: ``model``, ``settings``, one entry per set under ``sts``,
@@ -172,16 +175,18 @@ def make_report(
     prompt = instructions.choose(
         instruction, prompt_name, model.prompts, model.default_prompt
     )
-    options = {
-        "max_length": max_length,
+    encoding = {
         # What was chosen, "" if it is nothing: the default is not asked for again.
-        "instruction": prompt or "",
+        "prompt": prompt or "",
+        "max_length": max_length,
+        "batch_size": batch_size,
+        "cache_dir": cache_dir,
     }
     entries, results = [], []
     for sts_set in sets:
-        result = evaluate_sts.score(model, sts_set, batch_size=batch_size, **options)
+        result = evaluate_sts.score(model, sts_set, encoding)
         results.append(result)
-        entries.append(evaluate_sts.make_entry(model, sts_set, result, options))
+        entries.append(evaluate_sts.make_entry(model, sts_set, result, encoding))
     return {
         "format_version": 1,
         "model": _describe(model),
@@ -272,7 +277,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="pairs of --geometry scored above it mean the same; %(default)s",
     )
     group = parser.add_argument_group(
-        "for --beir (--cache_dir: --geometry and --transfer too)"
+        "for --beir (--cache_dir: --sts, --geometry and --transfer too)"
     )
     group.add_argument("--split", default="test", help="file of qrels/; test")
     retrieve.add_flags(group)
