@@ -204,11 +204,14 @@ def _instructed(
 ) -> Model:
     """Plans one model trained on rows with instructions."""
     size = flags.sizes[0]
+    labelled = tuple(task for task in flags.labelled if task in files.train_rows)
     more = [
         *_first_weights(flags, _MEAN, size),
         f"--medi_file={files.train(wording)}",
         f"--gin.WARMUP_STEPS={warmup_steps}",
-        f"--gin.medi.mixture.without_in_batch={tuple(flags.labelled)!r}",
+        f"--gin.medi.mixture.without_in_batch={labelled!r}",
+        # INSTRUCTOR starts from GTR, which has a projection; T5 has none.
+        "--allow_missing=projection/.*",
         # Paraphrases may be long: the text has its half.
         "--gin.train/engine.dataset.on_crowding='keep_text'",
     ]
@@ -221,7 +224,7 @@ def _instructed(
     held_out = [files.held_out(own)]
     if kind == study_data.MIXED and wording in (study_data.DETAILED, study_data.VARIED):
         held_out += map(files.held_out, study_data.PARAPHRASED)
-    labelled = [task for task in flags.labelled if task in files.held_out_rows]
+    scored = [task for task in flags.labelled if task in files.held_out_rows]
     return Model(
         run=run,
         stage=INSTRUCTIONS,
@@ -230,7 +233,7 @@ def _instructed(
         data=kind,
         wording=wording,
         num_pairs=_pairs(run),
-        scored_by=("--medi", *held_out, f"--labelled={','.join(labelled)}"),
+        scored_by=("--medi", *held_out, f"--labelled={','.join(scored)}"),
     )
 
 
@@ -247,9 +250,9 @@ def _first_weights(flags: argparse.Namespace, pooling: str, size: str) -> list[s
     if flags.initial_checkpoint_path is None:
         return ["--gin.INITIAL_CHECKPOINT_PATH=None"]
     path = flags.initial_checkpoint_path.replace("{size}", size)
-    words = [f"--initial_checkpoint_path={path}", "--allow_missing=projection/.*"]
     # T5's decoder is of use to one pooling alone.
-    return words if pooling == "encdec" else [*words, "--ignore=decoder/.*"]
+    ignore = [] if pooling == "encdec" else ["--ignore=decoder/.*"]
+    return [f"--initial_checkpoint_path={path}", *ignore]
 
 
 def _budget(flags: argparse.Namespace, name: str) -> list[str]:

@@ -213,6 +213,8 @@ def test_weights_of_t5_take_the_recipes_own_steps(tmp_path):
     assert nli.total_steps == 1600
     assert nli.settings["IGNORE"] == "()"
     assert "equal/base_encdec" not in models
+    raw = models["raw/small_encdec"].run
+    assert (raw.total_steps, raw.settings["ALLOW_MISSING"]) == (0, "()")
 
 
 @pytest.mark.parametrize(
