@@ -66,7 +66,7 @@ def _count(files: study_data.Files, kind: str) -> str:
         for rows in (files.train_rows, files.held_out_rows)
     )
     return (
-        f"{len(tasks)} {kind} tasks with {train:,} rows to train on and {held_out:,} "
+        f"{kind}: {len(tasks)} of the tasks, {train:,} rows to train on, {held_out:,} "
         "held out"
     )
 

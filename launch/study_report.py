@@ -90,7 +90,8 @@ def _introduction(rows: Sequence[Scored]) -> list[str]:
         "their directions; their models began as T5 and saw up to billions of pairs. "
         + study_papers.LEGEND,
     ]
-    if start == "random weights":
+    is_raw_there = any(row.model.stage == study_plan.RAW for row in rows)
+    if start == "random weights" and is_raw_there:
         text.append(
             "Raw models are random here, not T5: a row of `raw` says what pooling "
             "random features of the words gives."
