@@ -90,14 +90,17 @@ def curves(
     columns = min(3, len(found))
     num_rows = -(-len(found) // columns)
     figure_class = geometry_plots.figure_class()
-    size = (4.6 * columns, 3.8 * num_rows)
+    size = (4.6 * columns, 4.4 * num_rows)
     plot = figure_class(figsize=size, layout="constrained")
     grid = list(plot.subplots(num_rows, columns, squeeze=False).flat)
     for axes, (title, lines) in zip(grid, found.items(), strict=False):
         for name, (pairs, values) in lines:
             axes.plot(pairs, values, label=name)
         axes.set(title=title, xlabel="pairs seen", ylabel=label)
-        axes.legend(fontsize=8)
+        # Below the panel: nine lines leave no room inside.
+        axes.legend(
+            fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=2
+        )
         axes.grid(alpha=0.3)
     for axes in grid[len(found) :]:
         axes.remove()
