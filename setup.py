@@ -63,6 +63,8 @@ setuptools.setup(
         "mteb": ["mteb>=2.26"],
         "onnx": ["jax2onnx>=0.17", "onnx>=1.18"],
         "senteval": ["scikit-learn>=1.5"],
+        # Plots: launch/study.py, evaluate --plot.
+        "study": ["matplotlib>=3.9"],
         # What T5X's own train.py imports beside all this; T5X itself, airio and
         # jestimator are not on PyPI as it needs them, see docs/t5x.md.
         "t5x": ["cached_property", "fiddle>=0.2.5", "grain==0.2.12"],

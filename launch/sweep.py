@@ -199,7 +199,7 @@ class Sweep:
                 self.failures[run.name] = f"failed ({code})"
                 print(
                     f"{label}: FAILED with exit code {code} after {seconds}; the "
-                    f"others go on. The last lines of {log}:\n{_tail(log)}",
+                    f"others go on. The last lines of {log}:\n{tail(log)}",
                     flush=True,
                 )
             self.write_table()
@@ -222,6 +222,7 @@ class Sweep:
 
     def _train(self, run: sweep_plan.Run, log: pathlib.Path) -> int:
         """Runs one training process to its end."""
+        log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as output:
             self._child = subprocess.Popen(
                 [*TRAIN, *run.arguments],
@@ -229,7 +230,7 @@ class Sweep:
                 stderr=subprocess.STDOUT,
                 # Ctrl-C is for the sweep, which lets the run save.
                 start_new_session=True,
-                preexec_fn=_end_with_parent,
+                preexec_fn=end_with_parent,
                 # The lock is held until both are gone.
                 pass_fds=(self._lock,),
             )
@@ -259,7 +260,7 @@ def _changed(run: sweep_plan.Run, config: str | None) -> list[str]:
     ]
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """Asks Linux to send this child SIGTERM when the sweep dies, however it dies."""
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
@@ -269,7 +270,8 @@ def _end_with_parent() -> None:
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
-def _tail(log: pathlib.Path, lines: int = 8) -> str:
+def tail(log: pathlib.Path, lines: int = 8) -> str:
+    """Returns the last lines of a log, indented."""
     text = log.read_text(errors="replace").splitlines()
     return "\n".join(f"  {line}" for line in text[-lines:])
 

@@ -292,7 +292,10 @@ def _num_params() -> int:
     """Counts the parameters of the model in the configuration that gin holds."""
     import gin
 
-    return gin.get_configurable(engine.model)().encoder.num_params()
+    try:
+        return gin.get_configurable(engine.model)().encoder.num_params()
+    except ValueError as error:  # gin's own kind of it can't go to another process.
+        raise gin_reader.ConfigError(str(error)) from None
 
 
 def _search_paths(parsed: argparse.Namespace) -> list[str]:

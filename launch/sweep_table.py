@@ -48,7 +48,7 @@ def read_progress(model_dir: str) -> Progress:
     folder = checkpoint_files.absolute(model_dir)
     whole = checkpoint_files.whole_steps(folder)
     rates, losses, scores = [], [], {}
-    for line in _lines(folder / _METRICS_FILE):
+    for line in read_lines(folder / _METRICS_FILE):
         rates += [line[_RATE]] if _RATE in line else []
         losses += [line[_LOSS]] if _LOSS in line else []
         evaluated = {
@@ -67,7 +67,7 @@ def read_progress(model_dir: str) -> Progress:
     )
 
 
-def _lines(path: epath.Path) -> list[dict]:
+def read_lines(path: epath.Path) -> list[dict]:
     """Reads the whole lines of a JSONL file; a kill may have cut the last one off."""
     if not path.exists():
         return []

@@ -5,6 +5,7 @@
         --query_length=64 --passage_length=512
     sentence-t5 evaluate --model_dir=runs/mean --transfer senteval
     sentence-t5 evaluate --model_dir=runs/mean --geometry STSB.dev.tsv
+    sentence-t5 evaluate --model_dir=runs/instructor --medi held_out.jsonl
 
 Prints a table and, with ``--json``, writes a report that also records what was scored
 how: model, step, pooling, lengths, dtype, row counts and hashes of the files. Retrieval
@@ -24,6 +25,7 @@ import jax
 import sentence_t5
 from sentence_t5 import (
     evaluate_geometry,
+    evaluate_instructions,
     evaluate_retrieval,
     evaluate_sts,
     evaluate_transfer,
@@ -31,11 +33,13 @@ from sentence_t5 import (
     instructions,
     retrieve,
 )
-from sentence_t5.evals import sts_sets, transfer, transfer_sets
+from sentence_t5.evals import geometry_plots, sts_sets, transfer, transfer_sets
 from sentence_t5.tasks import beir_folder
 
 _logger = logging.getLogger(__name__)
 
+# Parts of a report whose texts have no sides with lengths of their own.
+_BY_MAX_LENGTH = ("sts", "geometry", "transfer", "instructions")
 _ROLES = ("score", "sentence1", "sentence2", "subset")
 
 
@@ -56,6 +60,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"evaluate: {error}", file=sys.stderr)
         return 1
     print(format_table(report))
+    if args.plot:
+        names = [entry["name"] for entry in report["geometry"]]
+        geometry_plots.draw(args.plot, report["geometry"], names)
     if args.json:
         with open(args.json, "w", encoding="utf-8") as file:
             json.dump(report, file, indent=2, allow_nan=False)
@@ -78,8 +85,13 @@ def _run(args: argparse.Namespace) -> dict[str, Any]:
         for path in args.geometry
     ]
     transfers = [s for f in args.transfer for s in transfer_sets.load_folder(f)]
+    instructed = [evaluate_instructions.load(path) for path in args.medi]
+    labelled = frozenset(task for task in args.labelled.split(",") if task)
+    evaluate_instructions.check_labelled(labelled, instructed)
     if transfers:
         transfer.check_installed()
+    if args.plot:
+        geometry_plots.check_installed()
     options = retrieve.options_from(
         args, args.max_length, keep_identical_ids=args.keep_identical_ids
     )
@@ -93,6 +105,7 @@ def _run(args: argparse.Namespace) -> dict[str, Any]:
         max_length=args.max_length,
         instruction=args.instruction,
         prompt_name=args.prompt_name,
+        cache_dir=args.cache_dir,
     )
     encoding = _encoding(report, args)
     report["retrieval"] = [
@@ -107,15 +120,31 @@ def _run(args: argparse.Namespace) -> dict[str, Any]:
         evaluate_transfer.make_entry(model, transfer_set, encoding)
         for transfer_set in transfers
     ]
+    report["instructions"] = [
+        evaluate_instructions.make_entry(
+            model,
+            rows,
+            max_length=encoding["max_length"],
+            batch_size=encoding["batch_size"],
+            labelled=labelled,
+        )
+        for rows in instructed
+    ]
     report["model"]["path"] = os.path.abspath(args.model_dir)
+    _name_files(report, args)
+    return report
+
+
+def _name_files(report: Mapping[str, Any], args: argparse.Namespace) -> None:
+    """Writes into each entry of a report what it was scored on."""
     for part, key, paths in (
         ("sts", "file", args.sts),
         ("retrieval", "folder", args.beir),
         ("geometry", "file", args.geometry),
+        ("instructions", "file", args.medi),
     ):
         for path, entry in zip(paths, report[part], strict=True):
             entry[key] = os.path.abspath(path)
-    return report
 
 
 def make_report(
@@ -126,6 +155,7 @@ def make_report(
     max_length: int | None = None,
     instruction: str | None = None,
     prompt_name: str | None = None,
+    cache_dir: str | os.PathLike | None = None,
 ) -> dict[str, Any]:
     """Scores a model on STS sets and records how.
 
@@ -136,6 +166,7 @@ def make_report(
         max_length: tokens a text is trimmed to; the model's own by default.
         instruction: put before each text; None is the model's default prompt, if any.
         prompt_name: instead, the name of one of the model's prompts.
+        cache_dir: a local folder that keeps vectors; None keeps nothing.
 
     Returns:
         A JSON-able report: ``model``, ``settings``, one entry per set under ``sts``,
@@ -146,16 +177,18 @@ def make_report(
     prompt = instructions.choose(
         instruction, prompt_name, model.prompts, model.default_prompt
     )
-    options = {
-        "max_length": max_length,
+    encoding = {
         # What was chosen, "" if it is nothing: the default is not asked for again.
-        "instruction": prompt or "",
+        "prompt": prompt or "",
+        "max_length": max_length,
+        "batch_size": batch_size,
+        "cache_dir": cache_dir,
     }
     entries, results = [], []
     for sts_set in sets:
-        result = evaluate_sts.score(model, sts_set, batch_size=batch_size, **options)
+        result = evaluate_sts.score(model, sts_set, encoding)
         results.append(result)
-        entries.append(evaluate_sts.make_entry(model, sts_set, result, options))
+        entries.append(evaluate_sts.make_entry(model, sts_set, result, encoding))
     return {
         "format_version": 1,
         "model": _describe(model),
@@ -196,7 +229,7 @@ def format_table(report: Mapping[str, Any]) -> str:
     if model["embedding_dim"] < width:
         header += f", first {model['embedding_dim']} of {width} dimensions"
     parts = []
-    if report["sts"] or report.get("geometry") or report.get("transfer"):
+    if any(report.get(part) for part in _BY_MAX_LENGTH):
         header += f", max_length {settings['max_length']}"
         if report["sts"]:
             header += f", {settings['similarity']} similarity"
@@ -210,6 +243,8 @@ def format_table(report: Mapping[str, Any]) -> str:
         parts.append(evaluate_geometry.format_table(report["geometry"]))
     if report.get("transfer"):
         parts.append(evaluate_transfer.format_table(report["transfer"]))
+    if report.get("instructions"):
+        parts.append(evaluate_instructions.format_table(report["instructions"]))
     return "\n\n".join([header, *parts])
 
 
@@ -221,6 +256,55 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "measure how its vectors lie.",
     )
     parser.add_argument("--model_dir", required=True, help="what train wrote")
+    _add_files(parser)
+    parser.add_argument(
+        "--step", type=int, help="which checkpoint; the newest by default, 0: untrained"
+    )
+    parser.add_argument("--json", metavar="FILE", help="also write the report here")
+    parser.add_argument(
+        "--plot", metavar="PNG", help="also draw what --geometry measures"
+    )
+    parser.add_argument("--batch_size", type=int, default=64)
+    parser.add_argument("--max_length", type=int, help="the model's own by default")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"))
+    parser.add_argument("--dim", type=int, help="numbers to keep of each vector")
+    parser.add_argument(
+        "--instruction", help="put before each text; '' for none, not even the default"
+    )
+    parser.add_argument("--prompt_name", help="of one of the model's own prompts")
+    for role in _ROLES:
+        parser.add_argument(
+            f"--{role}_column", metavar="NAME", help="found by its name by default"
+        )
+    parser.add_argument(
+        "--positive_score",
+        type=float,
+        default=evaluate_geometry.POSITIVE_SCORE,
+        help="pairs of --geometry scored above it mean the same; %(default)s",
+    )
+    group = parser.add_argument_group(
+        "for --beir (--cache_dir: --sts, --geometry and --transfer too)"
+    )
+    group.add_argument("--split", default="test", help="file of qrels/; test")
+    retrieve.add_flags(group)
+    group.add_argument(
+        "--keep_identical_ids",
+        action="store_true",
+        help="keep passages with the id of the query, which BEIR leaves out",
+    )
+    args = parser.parse_args(argv)
+    if not (args.sts or args.beir or args.geometry or args.transfer or args.medi):
+        parser.error(
+            "nothing to score: pass --sts, --geometry or --medi files, or --beir or "
+            "--transfer folders."
+        )
+    if args.plot and not args.geometry:
+        parser.error("--plot draws what --geometry measures: pass its files too.")
+    return args
+
+
+def _add_files(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags that say what to score."""
     parser.add_argument(
         "--sts", default=[], nargs="+", metavar="TSV", help="files of scored pairs"
     )
@@ -242,44 +326,18 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="folders of SentEval's tasks: MR.tsv, TREC.train.tsv, TREC.test.tsv, ...",
     )
     parser.add_argument(
-        "--step", type=int, help="which checkpoint; the newest by default, 0: untrained"
+        "--medi",
+        default=[],
+        nargs="+",
+        metavar="JSONL",
+        help="held-out rows with instructions, in MEDI's form",
     )
-    parser.add_argument("--json", metavar="FILE", help="also write the report here")
-    parser.add_argument("--batch_size", type=int, default=64)
-    parser.add_argument("--max_length", type=int, help="the model's own by default")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"))
-    parser.add_argument("--dim", type=int, help="numbers to keep of each vector")
     parser.add_argument(
-        "--instruction", help="put before each text; '' for none, not even the default"
+        "--labelled",
+        default="",
+        metavar="TASK,TASK",
+        help="task_ids of --medi whose rows share labels: not scored by retrieval",
     )
-    parser.add_argument("--prompt_name", help="of one of the model's own prompts")
-    for role in _ROLES:
-        parser.add_argument(
-            f"--{role}_column", metavar="NAME", help="found by its name by default"
-        )
-    parser.add_argument(
-        "--positive_score",
-        type=float,
-        default=evaluate_geometry.POSITIVE_SCORE,
-        help="pairs of --geometry scored above it mean the same; %(default)s",
-    )
-    group = parser.add_argument_group(
-        "for --beir (--cache_dir: --geometry and --transfer too)"
-    )
-    group.add_argument("--split", default="test", help="file of qrels/; test")
-    retrieve.add_flags(group)
-    group.add_argument(
-        "--keep_identical_ids",
-        action="store_true",
-        help="keep passages with the id of the query, which BEIR leaves out",
-    )
-    args = parser.parse_args(argv)
-    if not (args.sts or args.beir or args.geometry or args.transfer):
-        parser.error(
-            "nothing to score: pass --sts or --geometry files, or --beir or --transfer "
-            "folders."
-        )
-    return args
 
 
 def _describe(model: inference.SentenceT5) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from sentence_t5 import embedding_cache, encode, inference
-from sentence_t5.evals import geometry, sts_sets
+from sentence_t5.evals import aligned, geometry, sts_sets
 
 # Pairs scored above it are positive. 4 of 5 is "equivalent but for details".
 POSITIVE_SCORE = 4.0
@@ -188,10 +188,6 @@ def format_table(entries: Sequence[Mapping[str, Any]]) -> str:
                 str(entry["embedding_dim"]),
             )
         )
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = ["geometry"]
-    for first, *others in rows:
-        cells = [c.rjust(w) for c, w in zip(others, widths[1:], strict=True)]
-        lines.append("  ".join([first.ljust(widths[0]), *cells]))
+    lines = ["geometry", *aligned.lines(rows)]
     lines += [f"NOTE {e['name']}: {note}" for e in entries for note in e["notes"]]
     return "\n".join(lines)

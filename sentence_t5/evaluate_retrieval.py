@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sentence_t5 import inference, retrieve
-from sentence_t5.evals import retrieval
+from sentence_t5.evals import aligned, retrieval
 from sentence_t5.tasks import beir_folder
 
 # Columns of the table: metric -> heading.
@@ -75,12 +75,7 @@ def format_table(entries: Sequence[Mapping[str, Any]]) -> str:
             for metric in _HEADINGS
         ]
         rows.append((f"mean of {len(entries)} sets", "", "", *means))
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = [_how(entries[0])]
-    for first, *others in rows:
-        cells = [first.ljust(widths[0])]
-        cells += [c.rjust(w) for c, w in zip(others, widths[1:], strict=True)]
-        lines.append("  ".join(cells))
+    lines = [_how(entries[0]), *aligned.lines(rows)]
     lines += [f"NOTE {e['name']}: {note}" for e in entries for note in e["notes"]]
     return "\n".join(lines)
 

@@ -4,34 +4,27 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from sentence_t5 import inference
-from sentence_t5.evals import sts, sts_sets
+from sentence_t5 import embedding_cache, inference
+from sentence_t5.evals import aligned, sts, sts_sets
 
 
 def score(
     model: inference.SentenceT5,
     sts_set: sts_sets.StsSet,
-    *,
-    batch_size: int = 64,
-    max_length: int | None = None,
-    instruction: str | None = None,
-    prompt_name: str | None = None,
+    encoding: Mapping[str, Any],
 ) -> sts.StsResult:
     """Scores a model on one STS set by the cosine of its vectors.
 
-    The instruction goes before both sides; see ``SentenceT5.encode``.
+    Args:
+        model: the model.
+        sts_set: the set.
+        encoding: ``prompt``, which goes before both sides, ``max_length``,
+            ``batch_size`` and ``cache_dir`` of ``embedding_cache.encode``.
     """
     # Sentences recur within a set: each is encoded once.
     sentences = list(dict.fromkeys(sts_set.sentences1 + sts_set.sentences2))
     row = {sentence: i for i, sentence in enumerate(sentences)}
-    vectors = model.encode(
-        sentences,
-        instruction=instruction,
-        prompt_name=prompt_name,
-        batch_size=batch_size,
-        max_length=max_length,
-        on_truncate="ignore",
-    )
+    vectors = embedding_cache.encode(model, sentences, label=sts_set.name, **encoding)
     left = vectors[[row[sentence] for sentence in sts_set.sentences1]]
     right = vectors[[row[sentence] for sentence in sts_set.sentences2]]
     return sts.evaluate(
@@ -43,17 +36,27 @@ def make_entry(
     model: inference.SentenceT5,
     sts_set: sts_sets.StsSet,
     result: sts.StsResult,
-    options: Mapping[str, Any],
+    encoding: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Returns a set's part of the report."""
+    """Returns a set's part of the report.
+
+    Args:
+        model: the model.
+        sts_set: the set.
+        result: what ``score`` returned.
+        encoding: what it was given.
+    """
     sentences = sts_set.sentences1 + sts_set.sentences2
-    num_truncated = int(model.truncated(sentences, **options).sum())
+    max_length = encoding["max_length"]
+    num_truncated = int(
+        model.truncated(sentences, max_length, instruction=encoding["prompt"]).sum()
+    )
     problem = sts_sets.size_problem(sts_set)
     notes = _notes(result, problem)
     if num_truncated:
         notes.append(
             f"{num_truncated} of {len(sentences)} texts truncated (max "
-            f"{options['max_length']} tokens)."
+            f"{max_length} tokens)."
         )
     return {
         "name": sts_set.name,
@@ -68,7 +71,6 @@ def make_entry(
 
 def format_table(report: Mapping[str, Any]) -> str:
     """Returns the table of the STS sets, Spearman and Pearson × 100."""
-    lines = []
     rows = [("set", "over", "pairs", "Spearman", "Pearson")]
     for entry in report["sts"]:
         num_subsets = len(entry["subsets"])
@@ -93,13 +95,9 @@ def format_table(report: Mapping[str, Any]) -> str:
         rows.append(
             ("", over, "", _cell(average["spearman"]), _cell(average["pearson"]))
         )
-    widths = [max(len(row[i]) for row in rows) for i in range(5)]
-    for row in rows:
-        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
-        cells[2:] = [cell.strip().rjust(len(cell)) for cell in cells[2:]]
-        lines.append("  ".join(cells))
-    notes = [f"{e['name']}: {note}" for e in report["sts"] for note in e["notes"]]
-    return "\n".join(lines + [f"NOTE {note}" for note in notes])
+    lines = aligned.lines(rows, to_left=(0, 1))
+    lines += [f"NOTE {e['name']}: {n}" for e in report["sts"] for n in e["notes"]]
+    return "\n".join(lines)
 
 
 def _notes(result: sts.StsResult, problem: str | None) -> list[str]:

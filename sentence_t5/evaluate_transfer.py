@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from sentence_t5 import embedding_cache, inference
-from sentence_t5.evals import transfer, transfer_sets
+from sentence_t5 import embedding_cache, fit_cache, inference
+from sentence_t5.evals import aligned, transfer, transfer_sets
 
 _PROTOCOLS = {
     1: f"{transfer.NUM_FOLDS}-fold nested cross-validation",
@@ -57,12 +57,7 @@ def make_entry(
     vectors = embedding_cache.encode(model, texts, label=name, **encoding)
     row = {text: i for i, text in enumerate(texts)}
     data = [_features(split, vectors, row) for split in splits.values()]
-    total = transfer.num_fits(len(data))
-    with embedding_cache.progress_bar(name, total, 0, "fit", shown=True) as bar:
-        try:
-            result = SCORERS[len(data)](*data, progress=bar.update)
-        except ValueError as error:
-            raise ValueError(f"{name}: {error}") from error
+    result = _fit(name, data, encoding["cache_dir"])
     num_truncated = int(
         model.truncated(
             texts, encoding["max_length"], instruction=encoding["prompt"]
@@ -96,6 +91,19 @@ def make_entry(
         "chosen_c": list(result.chosen),
         "notes": _notes(result, len(texts), num_truncated, problem, len(data)),
     }
+
+
+def _fit(
+    name: str, data: Sequence[transfer.Data], cache_dir: str | None
+) -> transfer.TransferResult:
+    """Fits a task's classifiers, those that an earlier run has kept aside."""
+    kept = fit_cache.kept_fits(cache_dir, data, transfer.describe())
+    total = transfer.num_fits(len(data))
+    with embedding_cache.progress_bar(name, total, 0, "fit", shown=True) as bar:
+        try:
+            return SCORERS[len(data)](*data, progress=bar.update, kept=kept)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from error
 
 
 def _features(
@@ -145,11 +153,8 @@ def format_table(entries: Sequence[Mapping[str, Any]]) -> str:
     if len(entries) > 1:
         mean = np.mean([entry["accuracy"] for entry in entries])
         rows.append((f"mean of {len(entries)} tasks", "", f"{mean:.2f}", *[""] * 4))
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = ["transfer by logistic regression on frozen vectors"]
-    for first, *others, protocol in rows:
-        cells = [c.rjust(w) for c, w in zip(others, widths[1:-1], strict=True)]
-        lines.append("  ".join([first.ljust(widths[0]), *cells, protocol]).rstrip())
+    lines += aligned.lines(rows, to_left=(0, len(rows[0]) - 1))
     lines += [f"NOTE {e['name']}: {note}" for e in entries for note in e["notes"]]
     return "\n".join([*lines, f"NOTE {DIFFERENCE}"])
 

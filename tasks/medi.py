@@ -20,16 +20,11 @@ import numpy as np
 import seqio
 
 from sentence_t5 import names, permutation
-from sentence_t5.tasks import mixtures, records, text_pairs
+from sentence_t5.tasks import medi_rows, mixtures, records, text_pairs
 
 _logger = logging.getLogger(__name__)
 
 _SPLIT = "train"
-_SIDES = {
-    "query": names.INPUTS,
-    "pos": names.TARGETS,
-    "neg": names.NEGATIVE_TARGETS,
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,11 +120,9 @@ def scan(path: str) -> File:
     has_negatives = False
     for number, offset, record in records.Reader(path).places():
         where = f"{path}, line {number}"
-        row = parse(where, record)
-        task_id = record.get("task_id")
-        if not isinstance(task_id, str | int) or isinstance(task_id, bool):
-            raise ValueError(f"{where}: no task_id, got {task_id!r}.")
-        places.setdefault(str(task_id), []).append((number, offset))
+        row = medi_rows.parse(where, record)
+        task_id = medi_rows.task_id_of(where, record)
+        places.setdefault(task_id, []).append((number, offset))
         has_negatives |= bool(row[names.NEGATIVE_TARGETS])
     if not places:
         raise ValueError(f"{path}: the file is empty.")
@@ -161,47 +154,6 @@ def sample(places: np.ndarray, max_rows: int | None, seed: int) -> np.ndarray:
     return places[np.sort(permutation.permute(draw, len(places), key))]
 
 
-def parse(where: str, record: Mapping[str, Any]) -> text_pairs.Row:
-    """Turns a record into a row of a task with instructions.
-
-    Args:
-      where: file and line, for errors.
-      record: a JSON object of the module's form.
-
-    Raises:
-      ValueError: another form.
-    """
-    row: dict[str, Any] = {}
-    for side, key in _SIDES.items():
-        value = record.get(side)
-        if key != names.NEGATIVE_TARGETS:
-            before, text = _pair(where, side, value)
-        else:
-            value = value or []
-            several = not value or isinstance(value[0], list)
-            pairs = [_pair(where, side, v) for v in (value if several else [value])]
-            before, text = [b for b, _ in pairs], [t for _, t in pairs]
-        row |= {key: text, text_pairs.instruction_key(key): before}
-    return row
-
-
-def _pair(where: str, side: str, value: Any) -> tuple[str, str]:
-    """Checks an instruction and its text."""
-    is_pair = isinstance(value, list) and len(value) == 2
-    if not is_pair or not all(isinstance(text, str) for text in value):
-        raise ValueError(
-            f"{where}: {side!r} must be [instruction, text], got {value!r}. An empty "
-            "instruction is ''."
-        )
-    try:
-        "".join(value).encode()
-    except UnicodeEncodeError:
-        raise ValueError(
-            f"{where}: {side!r} holds half a surrogate pair: {value!r}."
-        ) from None
-    return value[0].strip(), value[1]
-
-
 def _task(
     file: File,
     task_id: str,
@@ -213,11 +165,11 @@ def _task(
     with_instructions: bool,
 ) -> seqio.Task:
     """Makes the task of some rows of a file."""
-    of_instructions = [text_pairs.instruction_key(key) for key in _SIDES.values()]
+    of_instructions = [text_pairs.instruction_key(k) for k in medi_rows.SIDES.values()]
 
     def rows(split: str) -> Iterator[text_pairs.Row]:
         for where, record in records.Reader(file.path).picked(places.tolist()):
-            row = dict(parse(where, record))
+            row = dict(medi_rows.parse(where, record))
             if not with_instructions:
                 for key in of_instructions:
                     del row[key]
@@ -230,7 +182,9 @@ def _task(
             "task_id": task_id,
             "lines": hashlib.sha256(places.tobytes()).hexdigest(),
             "with_instructions": with_instructions,
-            "reader": text_pairs.source_sha256(__file__, records.__file__),
+            "reader": text_pairs.source_sha256(
+                __file__, medi_rows.__file__, records.__file__
+            ),
         }
 
     source = text_pairs.RowSource(

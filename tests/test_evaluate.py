@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from sentence_t5 import checkpoints, encoder, evaluate
+from sentence_t5 import checkpoints, encoder, evaluate, evaluate_geometry
 from sentence_t5.evals import sts, sts_sets
 from sentence_t5.inference import SentenceT5
 from sentence_t5.t5.config import T5Config
@@ -39,6 +39,7 @@ class FakeModel:
     step = 3
     default_prompt = None
     embedding_dim = CONFIG.embedding_dim
+    fingerprint = "angles"
 
     def __init__(self, collapsed=False):
         self.collapsed = collapsed
@@ -48,7 +49,9 @@ class FakeModel:
     def encode(self, texts, **options):
         self.encoded += texts
         angles = np.array([0.0 if self.collapsed else float(t) for t in texts])
-        return np.stack([np.cos(angles), np.sin(angles)], 1).astype(np.float32)
+        vectors = np.zeros((len(texts), self.embedding_dim), np.float32)
+        vectors[:, 0], vectors[:, 1] = np.cos(angles), np.sin(angles)
+        return vectors
 
     def truncated(self, texts, max_length, instruction):
         assert instruction == ""
@@ -110,6 +113,22 @@ def test_average_over_sets():
     report = evaluate.make_report(FakeModel(), [half, most])
     assert report["average"]["spearman"] == pytest.approx(70.0, abs=1e-6)
     assert "mean of 2 sets' all" in evaluate.format_table(report)
+
+
+def test_sentences_are_encoded_once_for_scores_and_geometry(tmp_path):
+    path = tmp_path / "own.tsv"
+    lines = [f"{score}\t0\t{angle}" for _, score, angle in ROWS]
+    path.write_text("\n".join(["score\tsentence1\tsentence2", *lines]) + "\n")
+    sets, model, again = [sts_sets.load_tsv(path)], FakeModel(), FakeModel()
+    cache = tmp_path / "vectors"
+    first = evaluate.make_report(model, sets, cache_dir=cache)
+    assert len(model.encoded) == 9  # "0" and eight angles.
+    assert evaluate.make_report(again, sets, cache_dir=cache) == first
+    assert evaluate.make_report(again, sets)["sts"] == first["sts"]
+    assert len(again.encoded) == 9  # By the second report alone.
+    encoding = {"prompt": "", "max_length": 16, "batch_size": 64, "cache_dir": cache}
+    evaluate_geometry.make_entry(again, evaluate_geometry.load(path), encoding)
+    assert len(again.encoded) == 9
 
 
 def test_a_collapsed_model_is_undefined_everywhere():

@@ -3,13 +3,14 @@
 import json
 import math
 import pathlib
+import sys
 from typing import ClassVar
 
 import numpy as np
 import pytest
 
 from sentence_t5 import encoder, evaluate, evaluate_geometry, inference
-from sentence_t5.evals import geometry
+from sentence_t5.evals import geometry, geometry_plots
 from sentence_t5.t5.config import T5Config
 from sentence_t5.tokenizer import Tokenizer
 
@@ -214,3 +215,53 @@ def test_the_command_adds_geometry_to_table_and_report(tmp_path, capsys, monkeyp
     path.write_text("score\tsentence1\tsentence2\nx\t1\t2\n")
     assert evaluate.main(flags) == 1
     assert "pairs.tsv, line 2: the score is 'x'" in capsys.readouterr().err
+
+
+def entry_of(alignment, uniformity, singular_values):
+    return {
+        "alignment": alignment,
+        "uniformity": uniformity,
+        "singular_values": singular_values,
+    }
+
+
+@pytest.mark.slow
+def test_plot_draws_what_is_defined(tmp_path, monkeypatch):
+    figure = pytest.importorskip("matplotlib.figure")
+    drawn = []
+    save = figure.Figure.savefig
+    monkeypatch.setattr(
+        figure.Figure,
+        "savefig",
+        lambda self, *args, **options: (
+            drawn.append(self),
+            save(self, *args, **options),
+        ),
+    )
+    entries = [
+        entry_of(0.5, -2.0, [0.5, 0.25, 0.0]),
+        entry_of(None, -1.0, [0.5]),
+        entry_of(0.0, 0.0, None),
+    ]
+    path = tmp_path / "geometry.png"
+    geometry_plots.draw(path, entries, ["raw", "nli", "nli"], ["a", "a", "b"])
+    assert path.read_bytes()[1:4] == b"PNG"
+    points, lines = drawn[0].axes
+    assert [(line.get_xdata()[0], line.get_ydata()[0]) for line in points.lines] == [
+        (0.5, -2.0), (0.0, 0.0),
+    ]  # fmt: skip
+    # What is 0 has no place on a logarithmic axis.
+    assert [list(line.get_ydata()) for line in lines.lines] == [[0.5, 0.25], [0.5]]
+    raw, nli = (line.get_color() for line in points.lines)
+    assert raw != nli
+    labels = [text.get_text() for text in drawn[0].legends[0].get_texts()]
+    assert labels == ["raw", "nli", "a", "b"]
+
+
+def test_plots_without_matplotlib_or_files_are_refused(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ImportError, match=r"pip install 'sentence-t5\[study\]'"):
+        geometry_plots.check_installed()
+    with pytest.raises(SystemExit):
+        evaluate.main(["--model_dir=m", "--sts", "a.tsv", "--plot=b.png"])
+    assert "--plot draws what --geometry measures" in capsys.readouterr().err

@@ -27,8 +27,9 @@ LAYERS = {
             "compile",
             "cli",
         ],
-        *["embedding_cache", "retrieve", "evaluate_retrieval"],
+        *["embedding_cache", "fit_cache", "retrieve", "evaluate_retrieval"],
         *["evaluate_sts", "evaluate_geometry", "evaluate_transfer"],
+        *["evaluate_instructions"],
         *["mining", "mining_files", "average"],
         *[
             "compile_report",

@@ -320,6 +320,7 @@ def test_fewer_candidates_equal_brute_force(own_right_only, some_alone):
         np.testing.assert_allclose(ours, theirs, atol=1e-5 * largest)
 
 
+@pytest.mark.slow
 def test_prefixes_equal_brute_force():
     embeddings = make_embeddings(3)
     candidates = make_candidates(

@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from sentence_t5 import encoder, evaluate, inference
+from sentence_t5 import encoder, evaluate, evaluate_transfer, fit_cache, inference
 from sentence_t5.evals import transfer, transfer_sets
 from sentence_t5.t5.config import T5Config
 from sentence_t5.tokenizer import Tokenizer
@@ -146,6 +146,39 @@ def test_protocols_score_rows_that_nothing_was_chosen_by():
     )
     for result in (nested, split, chosen):
         assert 65 < result.accuracy < 95
+
+
+@needs_sklearn
+@pytest.mark.parametrize("protocol", [1, 2])
+def test_an_interrupted_task_goes_on_with_the_fit_it_was_at(tmp_path, protocol):
+    splits = [make_rows(60, 0), make_rows(40, 1)][:protocol]
+    scorer = evaluate_transfer.SCORERS[protocol]
+    whole = scorer(*splits, num_folds=2)
+    fits = []
+
+    def stop_after_five():
+        fits.append(1)
+        if len(fits) == 5:
+            raise KeyboardInterrupt
+
+    def kept(strength=1):
+        return fit_cache.kept_fits(tmp_path, splits, {"strength": strength})
+
+    with pytest.raises(KeyboardInterrupt):
+        scorer(*splits, num_folds=2, progress=stop_after_five, kept=kept())
+    assert len(kept()) == 2  # Of five fits, two by two.
+    calls = []
+    again = scorer(*splits, num_folds=2, progress=lambda: calls.append(1), kept=kept())
+    assert len(calls) == transfer.num_fits(protocol, 2)
+    assert (again.accuracy, again.chosen, again.dev_accuracy) == (
+        whole.accuracy, whole.chosen, whole.dev_accuracy,
+    )  # fmt: skip
+    np.testing.assert_array_equal(again.predictions, whole.predictions)
+    # What is kept is believed, so it must be of the same data and classifier.
+    assert len(kept()) > 5
+    assert kept(strength=2) == {}
+    splits[0][0][0, 0] += 1e-3
+    assert kept() == {}
 
 
 @needs_sklearn

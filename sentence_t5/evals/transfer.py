@@ -17,7 +17,7 @@ Source: Conneau and Kiela 2018 (arXiv 1803.05449); SentEval's ``tools/validation
 import collections
 import dataclasses
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,8 @@ _MAX_ITERATIONS = 1000
 
 Data = tuple[np.ndarray, np.ndarray]  # features [n F] and labels [n]
 Progress = Callable[[], Any]
+# Name of a value of C on some folds -> accuracy × 100, fits that didn't converge.
+Kept = MutableMapping[str, Sequence[float]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +68,10 @@ def f1(predictions: np.ndarray, labels: np.ndarray, positive: Any) -> float:
 
 
 def nested_cross_validation(
-    data: Data, num_folds: int = NUM_FOLDS, progress: Progress = lambda: None
+    data: Data,
+    num_folds: int = NUM_FOLDS,
+    progress: Progress = lambda: None,
+    kept: Kept | None = None,
 ) -> TransferResult:
     """Scores every row by a classifier that has not seen its fold.
 
@@ -74,6 +79,7 @@ def nested_cross_validation(
         data: features [n F] and labels [n].
         num_folds: of the outer and of the inner folds.
         progress: called after each fit.
+        kept: what an interrupted call with the same data has found; added to.
 
     Returns:
         The mean over folds of the accuracies.
@@ -84,12 +90,14 @@ def nested_cross_validation(
     x, y = data
     _check(data, num_folds + 2)  # so that the inner folds have enough of them too
     predictions, chosen, dev, test = np.empty_like(y), [], [], []
-    with _Trainer(progress) as trainer:
-        for train, held in _folds(y, num_folds):
+    with _Trainer(progress, kept) as trainer:
+        for fold, (train, held) in enumerate(_folds(y, num_folds)):
             inner = x[train], y[train]
-            strength, accuracy = _choose(
-                GRID, lambda c, inner=inner: trainer.by_folds(inner, num_folds, c)
-            )
+
+            def by_folds(c: float, inner=inner, name=f"fold {fold}") -> float:
+                return trainer.by_folds(inner, num_folds, c, name)
+
+            strength, accuracy = _choose(GRID, by_folds)
             predictions[held] = trainer.fit(inner, strength).predict(x[held])
             chosen.append(strength)
             dev.append(accuracy)
@@ -104,7 +112,11 @@ def nested_cross_validation(
 
 
 def cross_validated(
-    train: Data, test: Data, num_folds: int = NUM_FOLDS, progress=lambda: None
+    train: Data,
+    test: Data,
+    num_folds: int = NUM_FOLDS,
+    progress: Progress = lambda: None,
+    kept: Kept | None = None,
 ) -> TransferResult:
     """Chooses C by folds of the training rows, and scores the test rows.
 
@@ -113,21 +125,26 @@ def cross_validated(
         test: features [m F] and labels [m].
         num_folds: of the training rows.
         progress: called after each fit.
+        kept: what an interrupted call with the same data has found; added to.
 
     Raises:
         ValueError: a label with too few rows for the folds, or one label only.
     """
     _check(train, num_folds)
-    with _Trainer(progress) as trainer:
+    with _Trainer(progress, kept) as trainer:
 
         def by_folds(c: float) -> float:
-            return trainer.by_folds(train, num_folds, c)
+            return trainer.by_folds(train, num_folds, c, "train")
 
         return _score_test(trainer, WIDE_GRID, by_folds, train, test)
 
 
 def held_out(
-    train: Data, dev: Data, test: Data, progress: Progress = lambda: None
+    train: Data,
+    dev: Data,
+    test: Data,
+    progress: Progress = lambda: None,
+    kept: Kept | None = None,
 ) -> TransferResult:
     """Chooses C on the dev rows, and scores the test rows.
 
@@ -136,6 +153,7 @@ def held_out(
         dev: the same, of the rows that choose.
         test: the same, of the rows that are scored.
         progress: called after each fit.
+        kept: not used: a handful of fits is made anew.
 
     Raises:
         ValueError: training rows with one label only.
@@ -165,8 +183,9 @@ class _Trainer:
     fits this small lose by more threads, twentyfold on a busy machine.
     """
 
-    def __init__(self, progress: Progress):
+    def __init__(self, progress: Progress, kept: Kept | None = None):
         self._progress = progress
+        self._kept = {} if kept is None else kept
         self._make, self._not_converged = _classifier()
         self.num_unconverged = 0
 
@@ -189,8 +208,21 @@ class _Trainer:
         self._progress()
         return fitted
 
-    def by_folds(self, data: Data, num_folds: int, strength: float) -> float:
-        """Returns the mean accuracy × 100 over folds."""
+    def by_folds(self, data: Data, num_folds: int, strength: float, name: str) -> float:
+        """Returns the mean accuracy × 100 over folds, kept under a name of the data."""
+        name = f"{name}, C={strength:g}"
+        if name in self._kept:
+            accuracy, unconverged = self._kept[name]
+            self.num_unconverged += int(unconverged)
+            for _ in range(num_folds):
+                self._progress()
+            return accuracy
+        before = self.num_unconverged
+        accuracy = self._mean_accuracy(data, num_folds, strength)
+        self._kept[name] = [accuracy, self.num_unconverged - before]
+        return accuracy
+
+    def _mean_accuracy(self, data: Data, num_folds: int, strength: float) -> float:
         x, y = data
         return float(
             np.mean(
