@@ -169,6 +169,24 @@ def test_setting_up_needs_no_vocabulary_data_or_model_dir(cpu_devices):
     json.dumps(report)
 
 
+def test_a_packed_step_has_the_shapes_of_training(cpu_devices):
+    flags = ("--gin_file=gin/st5_base_mean.gin", "--packed_length=64")
+    with pytest.raises(ValueError, match="packed_rows is open"):
+        set_up(*flags).batch()
+    flags += ("--batch_size=16", "--gin.train/engine.dataset.packed_rows=12")
+    setup = set_up(*flags)
+    shapes = {key: array.shape for key, array in setup.batch().items()}
+    assert shapes == {
+        "packed_tokens": (12, 64),
+        "packed_slots": (12, 64),
+        "packed_numbers": (12, 8),  # twice the mean of four texts to a row
+        "packed_places": (4, 4, 3),
+        "negative_mask": (16, 1),
+    }
+    weights, _, _ = flops.per_text(setup.trainer.model.encoder, 64)
+    assert setup.flops().model == pytest.approx(3 * 12 * weights, rel=0.1)
+
+
 def test_a_batch_that_the_mesh_cannot_share_is_refused(cpu_devices):
     with pytest.raises(ValueError, match="can't be split over 4 devices"):
         set_up("--gin_file=gin/st5_tiny_mean.gin", "--batch_size=6")
@@ -263,3 +281,17 @@ def test_tiny_compiles_for_four_chips(tmp_path, capfd):
     assert report["roofline"]["step_seconds_at_least"] > 0
     assert compiled_programs.Program(hlo.read_text()).collectives()
     assert math.isfinite(report["roofline"]["per_second_at_most"])
+
+
+@needs_compiler
+def test_packed_texts_stay_on_their_chips(tmp_path):
+    path = tmp_path / "report.json"
+    code = compile.main(
+        ["--gin_file=gin/st5_tiny_mean.gin", "--topology=v5e:2x2", "--batch_size=128",
+         "--num_negatives=0", "--packed_length=64", f"--json={path}",
+         "--gin.train/engine.dataset.packed_rows=64"]
+    )  # fmt: skip
+    assert code == 0
+    rows = json.loads(path.read_text())["collective_bytes"]
+    # The loss gathers towers of embeddings; hidden states, [64 64 64], are 1 MB more.
+    assert rows["all-gather"]["other"] < 3.1 * 128 * 768 * 4
