@@ -5,7 +5,8 @@
 
 A text stays whole, and on the device that has its pair. A batch holds the pairs that it
 holds without packing. The number of rows is fixed beforehand, large enough for all but
-one batch in millions; a batch that needs more gets more, and its step is compiled anew.
+one batch in tens of thousands; one that needs more gets more, and its step is compiled
+anew.
 All of it is a pure function of the step.
 
 Source: best fit decreasing, Johnson 1973, "Near-optimal bin packing algorithms".
@@ -24,7 +25,7 @@ _logger = logging.getLogger(__name__)
 # Batches looked at for each task, to find the number of rows.
 _SAMPLES = 32
 # Rows are made for the mean need and so many standard deviations.
-_DEVIATIONS = 5.0
+_DEVIATIONS = 4.0
 # A row may have so many times the texts of a mean row.
 _SLOT_FACTOR = 2.0
 
