@@ -6,8 +6,7 @@
 A text stays whole, and on the device that has its pair. A batch holds the pairs that it
 holds without packing. The number of rows is fixed beforehand, large enough for all but
 one batch in tens of thousands; one that needs more gets more, and its step is compiled
-anew.
-All of it is a pure function of the step.
+anew. All of it is a pure function of the step.
 
 Source: best fit decreasing, Johnson 1973, "Near-optimal bin packing algorithms".
 """
