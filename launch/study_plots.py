@@ -28,7 +28,7 @@ def scaling(
     figure_class = geometry_plots.figure_class()
     plot = figure_class(figsize=(8.5, 4.5), layout="constrained")
     axes = plot.subplots()
-    names = {}
+    sizes: dict[str, int] = {}
     for i, (label, rows) in enumerate(lines.items()):
         points = [
             (row.model, score)
@@ -38,10 +38,9 @@ def scaling(
         if not points:
             continue
         points.sort(key=lambda point: point[0].run.num_params)
-        names |= {
-            model.run.num_params: f"{model.size}\n{model.run.num_params / 1e6:.1f} M"
-            for model, _ in points
-        }
+        # Raw models lack the projection: one tick for a size, at its largest model.
+        for model, _ in points:
+            sizes[model.size] = max(sizes.get(model.size, 0), model.run.num_params)
         pairs = " / ".join(f"{model.num_pairs:,}" for model, _ in points)
         axes.plot(
             [model.run.num_params for model, _ in points],
@@ -49,10 +48,12 @@ def scaling(
             _MARKERS[i % len(_MARKERS)] + "-",
             label=f"{label}\n({pairs} pairs)",
         )
-    if not names:
+    if not sizes:
         return False
     axes.set(xscale="log", xlabel="parameters", ylabel=f"{metric}, mean over sets")
-    axes.set_xticks(list(names), list(names.values()))
+    axes.set_xticks(
+        list(sizes.values()), [f"{size}\n{n / 1e6:.1f} M" for size, n in sizes.items()]
+    )
     axes.minorticks_off()
     axes.margins(x=0.15, y=0.1)
     axes.grid(alpha=0.3)
@@ -97,6 +98,7 @@ def curves(
         for name, (pairs, values) in lines:
             axes.plot(pairs, values, label=name)
         axes.set(title=title, xlabel="pairs seen", ylabel=label)
+        axes.locator_params(axis="x", nbins=5)
         # Below the panel: nine lines leave no room inside.
         axes.legend(
             fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=2
