@@ -3,6 +3,8 @@
 import os
 import sys
 
+import pytest
+
 if "jax" in sys.modules:
     raise RuntimeError("jax was imported before tests/conftest.py could set it up.")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -19,3 +21,13 @@ os.environ["XLA_FLAGS"] = " ".join(
 )
 # TensorFlow serves the data pipelines only: keep its start-up quiet.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+
+@pytest.fixture(scope="module")
+def quick_compilation():
+    """Leaves out the compiler's optimizations, where a program runs once or twice."""
+    import jax
+
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)

@@ -7,6 +7,8 @@ import pytest
 from sentence_t5 import encoder, losses, names, optim, partitioning, steps
 from sentence_t5.t5 import config as t5_config
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 _BATCH = 24
 
 

@@ -22,12 +22,7 @@ T5 = T5Config(
 CONFIG = encoder.EncoderConfig(t5=T5, pooling="first", projection_dim=None)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def quick_compilation():
-    """Leaves out the compiler's optimizations: every shape here runs once or twice."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 
 class FakeModel:

@@ -24,12 +24,7 @@ T5 = T5Config(
 CONFIG = encoder.EncoderConfig(t5=T5, pooling="mean", projection_dim=12)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def quick_compilation():
-    """Leaves out the compiler's optimizations: every shape here runs once or twice."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 
 def random_params(config, seed=0):

@@ -66,11 +66,7 @@ TEXTS += ["-5", "\n\t a"]
 PAIRS = [*itertools.product(INSTRUCTIONS, TEXTS)]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def quick_compilation():
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 
 @pytest.fixture(autouse=True)

@@ -24,6 +24,8 @@ from sentence_t5 import (
 from sentence_t5.t5.config import T5Config
 from sentence_t5.tokenized import Texts, TokenizedExamples
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 B, L, P, STEPS = 16, 12, 16, 5
 LENGTHS = {"inputs": L, "targets": 8, "negative_targets": 8}
 T5 = T5Config(
@@ -225,11 +227,11 @@ def test_devices_have_as_many_pairs_and_about_as_many_tokens():
 # Numbers.
 
 
-def make_trainer(pooling, mesh, microbatch_size=None, optimizer="sgd"):
+def make_trainer(pooling, mesh, microbatch_size=None, optimizer="sgd", t5=T5):
     partitioner = partitioning.Partitioner(
         partitioning.MeshConfig(*mesh), jax.devices()[: math.prod(mesh)]
     )
-    config = encoder.EncoderConfig(T5, pooling, 8, pool_instruction=False)
+    config = encoder.EncoderConfig(t5, pooling, 8, pool_instruction=False)
     rates = {
         "sgd": optim.sgd(optim.constant(0.003)),
         "adafactor": optim.adafactor(
@@ -276,8 +278,10 @@ def test_packed_gradients_are_padded_gradients():
     parts = [batching.Part(examples(instructions=True), B)]
     padded = make_padded(parts=parts)
     results = []
+    # Quick to compile; the slow tests have dropout and two scanned layers.
+    t5 = dataclasses.replace(T5, num_layers=1, scan_layers=False, dropout_rate=0.0)
     for batches, shards in ((padded, 1), (make_packed(padded, 2), 2)):
-        trainer = make_trainer("mean", (shards, 1, 1))
+        trainer = make_trainer("mean", (shards, 1, 1), t5=t5)
         params = random_params(trainer)
         batch = trainer.partitioner.put_batch(batches.batch(0)[0])
         gradients = jax.jit(trainer._value_and_grad)

@@ -7,6 +7,8 @@ import pytest
 from sentence_t5 import encoder, text_layouts
 from sentence_t5.t5.config import T5Config
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 CONFIG = encoder.EncoderConfig(
     T5Config(vocab_size=64, d_model=16, num_heads=2, head_dim=8, d_ff=32, num_layers=1),
     projection_dim=8,
