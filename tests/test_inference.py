@@ -409,6 +409,7 @@ def test_encode_command_of_an_empty_file(model_dir, tmp_path):
 
 
 @pytest.mark.entry
+@pytest.mark.slow
 def test_never_imports_tensorflow(model_dir):
     code = (
         "import sys; from sentence_t5 import SentenceT5; "

@@ -294,6 +294,7 @@ def test_bfloat16_agrees_with_float32(encoded):
         assert ours @ theirs / norms > 0.999
 
 
+@pytest.mark.slow
 def test_wide_gradients_keep_what_bfloat16_rounds():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(2, 9, 16)).astype(np.float32)

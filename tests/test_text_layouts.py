@@ -71,9 +71,8 @@ def test_texts_of_one_length_are_not_packed():
     assert lay_out(rows)[0].slots is None
 
 
-@pytest.mark.parametrize(
-    "pooling", ["mean", pytest.param("decoder_first", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("pooling", ["mean", "decoder_first"])
 def test_packed_vectors_are_those_of_texts_alone(pooling):
     config = encoder.EncoderConfig(CONFIG.t5, pooling, 8, pool_instruction=False)
     module = encoder.SentenceEncoder(config)
