@@ -179,6 +179,7 @@ def test_every_mesh_equals_one_device(mesh, optimizer, pooling):
     assert_equal_to_one_device(mesh, pooling, optimizer)
 
 
+@pytest.mark.slow
 def test_first_state_does_not_depend_on_the_mesh():
     trainer = make_trainer((2, 2, 2))
     state = trainer.init_state(0)
@@ -272,6 +273,7 @@ def test_norms_are_those_of_gradient_update_and_parameters():
     assert "encoder/layers/attention/query/kernel" in trainer.param_names
 
 
+@pytest.mark.slow
 def test_a_step_lowers_the_loss_by_its_gradient():
     # The loss that the evaluation step reports: without dropout, a step of SGD against
     # the gradient g lowers it by rate * |g|^2.
