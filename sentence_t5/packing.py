@@ -109,9 +109,8 @@ class PackedBatches:
           [b]. The pairs are those of `TrainBatches`, in another order.
         """
         lengths = self._batches.text_lengths(step)
-        pairs = _share_out(lengths.sum(axis=1), self._shards)
-        layouts = [self._pack(lengths[own]) for own in pairs]
-        num_rows = self._enough_rows(max(len(rows) for *_, rows in layouts))
+        pairs, layouts, needed = self._plan(lengths)
+        num_rows = self._enough_rows(needed)
         mine = pairs[list(self._host_shards)]
         padded, ids = self._batches.rows(step, mine.reshape(-1))
         shards = [
@@ -145,9 +144,7 @@ class PackedBatches:
         """Returns rows that are enough for nearly any batch of any task."""
         needs: dict[int, list[int]] = {}
         for kind, lengths in samples:
-            pairs = _share_out(lengths.sum(axis=1), self._shards)
-            layouts = [self._pack(lengths[own]) for own in pairs]
-            needs.setdefault(kind, []).append(max(len(rows) for *_, rows in layouts))
+            needs.setdefault(kind, []).append(self._plan(lengths)[-1])
         enough = max(
             max(np.mean(rows) + _DEVIATIONS * np.std(rows), max(rows))
             for rows in needs.values()
@@ -179,8 +176,24 @@ class PackedBatches:
         per_pair += self._batches.num_negatives * lengths[names.NEGATIVE_TARGETS]
         return self._batches.batch_size * per_pair
 
-    def _pack(self, lengths: np.ndarray) -> tuple[np.ndarray, ...]:
-        return pack(lengths.reshape(-1), self.row_length, self.num_slots)
+    def _plan(
+        self, lengths: np.ndarray
+    ) -> tuple[np.ndarray, list[tuple[np.ndarray, ...]], int]:
+        """Shares a batch out and packs it.
+
+        Args:
+          lengths: tokens of each pair's texts, int [B 2+N].
+
+        Returns:
+          The pairs of each device int [W b], each one's layout from `pack`, and the
+          rows of the fullest.
+        """
+        pairs = _share_out(lengths.sum(axis=1), self._shards)
+        layouts = [
+            pack(lengths[own].reshape(-1), self.row_length, self.num_slots)
+            for own in pairs
+        ]
+        return pairs, layouts, max(len(rows) for *_, rows in layouts)
 
     def _lay_out(
         self,
