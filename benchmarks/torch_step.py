@@ -13,6 +13,18 @@ import torch
 import transformers
 
 
+def make_model():
+    """Returns T5 1.0 small, a projection to 768, and AdamW for both."""
+    config = transformers.T5Config(
+        vocab_size=32128, d_model=512, d_kv=64, d_ff=2048, num_layers=6, num_heads=8,
+        dropout_rate=0.0,
+    )  # fmt: skip
+    model = transformers.T5EncoderModel(config)
+    projection = torch.nn.Linear(512, 768, bias=False)
+    parameters = [*model.parameters(), *projection.parameters()]
+    return model, projection, torch.optim.AdamW(parameters, lr=1e-3)
+
+
 def main() -> None:
     """Runs the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
@@ -21,14 +33,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10)
     args = parser.parse_args()
     torch.manual_seed(0)
-    config = transformers.T5Config(
-        vocab_size=32128, d_model=512, d_kv=64, d_ff=2048, num_layers=6, num_heads=8,
-        dropout_rate=0.0,
-    )  # fmt: skip
-    model = transformers.T5EncoderModel(config)
-    projection = torch.nn.Linear(512, 768, bias=False)
-    parameters = [*model.parameters(), *projection.parameters()]
-    optimizer = torch.optim.AdamW(parameters, lr=1e-3)
+    model, projection, optimizer = make_model()
     tokens = torch.randint(2, 32100, (2 * args.batch_size, args.max_length))
     mask = torch.ones_like(tokens)
     labels = torch.arange(args.batch_size)

@@ -16,7 +16,7 @@ import itertools
 import measuring
 import sentencepiece
 import torch
-import transformers
+import torch_step
 
 _EOS = 1
 
@@ -50,13 +50,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=3)
     args = parser.parse_args()
     torch.manual_seed(0)
-    config = transformers.T5Config(
-        vocab_size=32128, d_model=512, d_kv=64, d_ff=2048, num_layers=6, num_heads=8,
-        dropout_rate=0.0,
-    )  # fmt: skip
-    model = transformers.T5EncoderModel(config)
-    projection = torch.nn.Linear(512, 768, bias=False)
-    optimizer = torch.optim.AdamW([*model.parameters(), *projection.parameters()], 1e-3)
+    model, projection, optimizer = torch_step.make_model()
     columns = read_columns(
         args.train_file, args.columns.split(","), args.vocabulary, args.max_length
     )
