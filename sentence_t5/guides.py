@@ -15,9 +15,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-import flax.linen as nn
 import jax
-import jax.numpy as jnp
 
 from sentence_t5 import (
     checkpoints,
@@ -60,12 +58,8 @@ def make_guide(
             "vocabulary of the data."
         )
     module = encoder.SentenceEncoder(description.encoder)
-    tokens = jax.ShapeDtypeStruct((1, 8), jnp.int32)
-    boxed = jax.eval_shape(module.init, jax.random.key(0), tokens)["params"]
-    shardings = partitioner.param_shardings(boxed)
-    params, step = checkpoints.load_params(
-        path, shardings=shardings, expected=nn.unbox(boxed)
-    )
+    shardings, expected = partitioner.encoder_params(description.encoder)
+    params, step = checkpoints.load_params(path, shardings=shardings, expected=expected)
     _logger.info("Guided by %s, step %s.", path, step)
 
     def embed(params: Any, batch: steps.Batch) -> steps.Batch:

@@ -20,9 +20,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
-import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import numpy as np
 import tqdm.auto
 from jaxtyping import Array, Float
@@ -103,7 +101,7 @@ class SentenceT5:
         self.embedding_dim = _check_dim(dim, config, config.embedding_dim)
         self.num_compilations = 0
         self._partitioner = partitioner or _local_partitioner()
-        shardings, _ = _param_shardings(config, self._partitioner)
+        shardings, _ = self._partitioner.encoder_params(config)
         self._params = jax.device_put(params, shardings)
         module = encoder.SentenceEncoder(config)
 
@@ -151,7 +149,7 @@ class SentenceT5:
             t5 = dataclasses.replace(config.t5, dtype=dtype)
             config = dataclasses.replace(config, t5=t5)
         partitioner = _local_partitioner(mesh, devices)
-        shardings, expected = _param_shardings(config, partitioner)
+        shardings, expected = partitioner.encoder_params(config)
         params, step = checkpoints.load_params(
             path, step, shardings=shardings, expected=expected
         )
@@ -418,15 +416,3 @@ def _local_partitioner(
     return partitioning.Partitioner(
         mesh or partitioning.MeshConfig(), devices or jax.local_devices()
     )
-
-
-def _param_shardings(
-    config: encoder.EncoderConfig, partitioner: partitioning.Partitioner
-) -> tuple[Any, Any]:
-    """Returns the parameters' shardings, and their shapes and dtypes."""
-    boxed = jax.eval_shape(
-        encoder.SentenceEncoder(config).init,
-        jax.random.key(0),
-        jax.ShapeDtypeStruct((1, 8), jnp.int32),
-    )["params"]
-    return partitioner.param_shardings(boxed), nn.unbox(boxed)

@@ -200,6 +200,15 @@ class Partitioner:
         logical = nn.get_partition_spec(boxed_params)
         return self._on_mesh(self.param_specs(nn.unbox(boxed_params), logical))
 
+    def encoder_params(self, config: encoder.EncoderConfig) -> tuple[Any, Any]:
+        """Returns an encoder's parameter shardings, and their shapes and dtypes."""
+        boxed = jax.eval_shape(
+            encoder.SentenceEncoder(config).init,
+            jax.random.key(0),
+            jax.ShapeDtypeStruct((1, 8), np.int32),
+        )["params"]
+        return self.param_shardings(boxed), nn.unbox(boxed)
+
     def param_specs(self, params: Any, logical: Any) -> Any:
         """Translates logical axes of parameters to mesh axes.
 
