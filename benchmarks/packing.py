@@ -21,7 +21,7 @@ import gin
 import jax
 import measuring
 
-from sentence_t5 import compile_setup, datasets, flops, gin_files, host_memory, names
+from sentence_t5 import compile_setup, datasets, gin_files, host_memory, names
 
 
 def variants(dataset: datasets.DatasetConfig, short: int):
@@ -52,16 +52,9 @@ def make_step(trainer, dataset, examples) -> tuple[Callable[[], None], float]:
         state, values = compiled(state, batch)
         jax.block_until_ready((state, values))
 
-    size, lengths = dataset.batch_size, dataset.lengths()
-    per_pair = [lengths[names.INPUTS], lengths[names.TARGETS]]
-    per_pair += [lengths[names.NEGATIVE_TARGETS]] * dataset.num_negatives
-    rows = [(size, length) for length in per_pair]
     if dataset.packed_length is not None:
-        rows = [(batches.num_rows, batches.row_length)]
-    count = flops.train_step(
-        trainer.model.encoder, rows,
-        batch_size=size, num_candidates=size * (len(per_pair) - 1),
-    )  # fmt: skip
+        dataset = dataclasses.replace(dataset, packed_rows=batches.num_rows)
+    count = compile_setup.Setup(trainer, dataset, None, "train").flops()
     return run, count.model / 1e9
 
 

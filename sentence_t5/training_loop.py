@@ -77,7 +77,8 @@ class Loop:
         """Trains to the last step.
 
         Args:
-            stream: for each step: updates done before, batch, row ids.
+            stream: for each step, the first at most the last: updates done before,
+                batch, row ids.
 
         Raises:
             NonFiniteError: a loss, gradient or update is NaN.
@@ -85,8 +86,6 @@ class Loop:
         """
         for done, batch, rows in stream:
             step = done + 1
-            if step > self.total_steps:
-                return
             with self.profiler.around(step):
                 values = self._step(self.guide(batch))
                 self.profiler.wait_for(step, values)
