@@ -20,8 +20,10 @@ _SHORTEST_BUCKET = 8
 _SHORTEST_PACKED_ROW = 32
 # A packed row of P tokens has room for P / 4 texts.
 _TOKENS_PER_SLOT = 4
-# Batches of fewer rows than this are padded to it, larger ones to the full batch.
+# Rows left after the full batches go in several of so many, unless these would be more
+# than this part of one more full batch.
 _SMALL_BATCH = 8
+_WORTH_SPLITTING = 0.75
 # Fewer batches aren't worth shapes of their own.
 _WORTH_COMPILING = 4
 # Packing must save so much to be chosen: the same work is a little slower in it.
@@ -120,10 +122,14 @@ class _Sizes:
         """Returns the rows of a full batch, or of a part of one."""
         return self._round_up(max(self._full // part, self._small))
 
-    def fitting(self, rows: int, full: int) -> int:
-        """Returns the rows to pad so many to."""
+    def cut(self, rows: int, full: int) -> Iterator[tuple[int, int]]:
+        """Yields where each batch of so many rows starts, and its rows with padding."""
         small = min(self._round_up(self._small), full)
-        return small if rows <= small else full
+        left = rows % full
+        whole = rows - left
+        yield from ((start, full) for start in range(0, whole, full))
+        size = small if -(-left // small) * small <= _WORTH_SPLITTING * full else full
+        yield from ((start, size) for start in range(whole, rows, size))
 
     def _round_up(self, rows: int) -> int:
         return -(-rows // self._shards) * self._shards
@@ -148,11 +154,10 @@ def _plan_buckets(lengths: np.ndarray, sizes: _Sizes, max_length: int) -> list[_
     buckets = make_buckets(max_length)
     order = np.argsort(-lengths, kind="stable")
     shapes = []
-    full = sizes.full()
-    for start in range(0, len(order), full):
-        texts = order[start : start + full]
+    for start, size in sizes.cut(len(order), sizes.full()):
+        texts = order[start : start + size]
         length = next(b for b in buckets if b >= lengths[texts[0]])
-        shapes.append(_Shape(sizes.fitting(len(texts), full), length, texts))
+        shapes.append(_Shape(size, length, texts))
     return shapes
 
 
@@ -166,11 +171,11 @@ def _plan_packed(placed: _Placed, sizes: _Sizes) -> list[_Shape]:
         # Rows of 32 hold two texts or more: half of them are as many texts.
         full = sizes.full(2 if length == _SHORTEST_PACKED_ROW else 1)
         (of_length,) = np.nonzero(placed.row_lengths == length)
-        for start in range(0, len(of_length), full):
-            some = of_length[start : start + full]
+        for start, size in sizes.cut(len(of_length), full):
+            some = of_length[start : start + size]
             # Rows of one length were opened one after the other.
             texts = by_row[first_text[some[0]] : first_text[some[-1] + 1]]
-            shapes.append(_Shape(sizes.fitting(len(some), full), int(length), texts))
+            shapes.append(_Shape(size, int(length), texts))
     return shapes
 
 
