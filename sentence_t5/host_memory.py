@@ -12,7 +12,7 @@ import os
 
 # Parameters of mallopt(3), from glibc's malloc.h.
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX, _ARENA_MAX = -1, -2, -4, -8
-_NEVER_TRIM = 2**31 - 1
+_NEVER = -1
 _GROWTH_BYTES = 256 << 20
 _ACCELERATORS = ("/dev/accel*", "/dev/vfio/[0-9]*", "/dev/nvidia[0-9]*")
 
@@ -36,7 +36,7 @@ def keep_freed_memory() -> bool:
     settings = {
         _ARENA_MAX: 1,
         _MMAP_MAX: 0,
-        _TRIM_THRESHOLD: _NEVER_TRIM,
+        _TRIM_THRESHOLD: _NEVER,
         _TOP_PAD: _GROWTH_BYTES,
     }
     return all(mallopt(name, value) for name, value in settings.items())
