@@ -18,7 +18,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import scipy.stats
 
 # Relative range under which differences are rounding noise of float32.
 _CONSTANT_RANGE = 1e-6
@@ -95,6 +94,8 @@ def correlate(similarity: np.ndarray, gold: np.ndarray) -> Correlation:
     reason = _undefined("similarities", x) or _undefined("gold scores", y)
     if reason:
         return Correlation(len(x), None, None, reason)
+    import scipy.stats  # slow, and no training needs it before its first step
+
     return Correlation(
         len(x),
         100.0 * float(scipy.stats.spearmanr(x, y).statistic),
