@@ -40,6 +40,7 @@ _MESHES = {
     ),
 }
 _OPTIMIZERS = {
+    "sgd": (("--gin_file=tests/sgd.gin", "--learning_rate=0.01"), 1e-5),
     "adafactor": (("--gin_file=gin/optim/adafactor.gin",), 1e-5),
     "adamw": (("--gin_file=gin/optim/adamw.gin", "--learning_rate=0.001"), 1e-4),
 }
