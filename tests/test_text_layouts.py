@@ -66,6 +66,12 @@ def test_packing_leaves_less_padding():
     assert sum(layout.tokens.size for layout in lay_out(rows)) < 1.1 * tokens
 
 
+@pytest.mark.parametrize(("left", "sizes"), [(0, []), (20, [8] * 3), (25, [32])])
+def test_rows_left_over_go_in_small_batches_where_that_saves(left, sizes):
+    layouts = lay_out([[5] * 15 + [1]] * (64 + left))
+    assert [len(layout.tokens) for layout in layouts] == [32, 32, *sizes]
+
+
 def test_texts_of_one_length_are_not_packed():
     rows = [[5] * 15 + [1]] * 64
     assert lay_out(rows)[0].slots is None
