@@ -147,11 +147,9 @@ def test_a_host_that_dies_ends_the_other_and_both_resume_exactly(tmp_path, victi
     assert started[1 - victim].wait(timeout=60) != 0
     assert time.monotonic() - began < 60
     started[victim].wait()
-    # One process goes on where two were. It adds up in another order, so that the last
-    # bits differ: as much as hosts and devices may differ.
-    processes, devices, tolerance = ((2, 4, 0), (1, 8, _OPTIMIZERS["adafactor"][1]))[
-        victim
-    ]
+    # One process goes on where two were, on a mesh of its own.
+    # Its sums are of another order, so that the last bits may differ.
+    processes, devices, tolerance = ((2, 4, 0), (1, 8, 1e-6))[victim]
     got = _run(killed, processes, devices, *_MESHES["fsdp"])
     _assert_same(got, expected, tolerance)
 
