@@ -69,7 +69,11 @@ class TrainState(flax.struct.PyTreeNode):
 
 
 class Trainer:
-    """The jitted steps of one model on one mesh."""
+    """The jitted steps of one model on one mesh.
+
+    Attributes:
+        abstract_state: shapes, dtypes and shardings of the state.
+    """
 
     def __init__(
         self,
@@ -104,6 +108,13 @@ class Trainer:
             rng=replicated,
         )
         self.state_shardings = shardings
+        self.abstract_state = jax.tree.map(
+            lambda leaf, sharding: jax.ShapeDtypeStruct(
+                leaf.shape, leaf.dtype, sharding=sharding
+            ),
+            shapes,
+            shardings,
+        )
         self.param_names = [
             jax.tree_util.keystr(path, simple=True, separator="/")
             for path, _ in jax.tree_util.tree_leaves_with_path(shapes.params)
@@ -124,17 +135,6 @@ class Trainer:
             self._encode_step,
             in_shardings=(param_shardings, batch, batch),
             out_shardings=replicated,
-        )
-
-    @functools.cached_property
-    def abstract_state(self) -> TrainState:
-        """Shapes, dtypes and shardings of the state."""
-        return jax.tree.map(
-            lambda leaf, sharding: jax.ShapeDtypeStruct(
-                leaf.shape, leaf.dtype, sharding=sharding
-            ),
-            jax.eval_shape(self._init, jax.random.key(0)),
-            self.state_shardings,
         )
 
     def init_state(self, seed: int) -> TrainState:
