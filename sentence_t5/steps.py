@@ -95,9 +95,8 @@ class Trainer:
         self.partitioner = partitioner
         self.microbatch_size = microbatch_size
         self._module = encoder.SentenceEncoder(model.encoder)
-        boxed = jax.eval_shape(self._init_params, jax.random.key(0))
-        param_shardings = partitioner.param_shardings(boxed)
-        shapes = jax.eval_shape(self._init, jax.random.key(0))
+        param_shardings, params = partitioner.encoder_params(model.encoder)
+        shapes = jax.eval_shape(self._fresh, params, jax.random.key(0))
         replicated = partitioner.replicated
         shardings = TrainState(
             step=replicated,
@@ -165,13 +164,11 @@ class Trainer:
         )
         return start(params, jax.random.key(seed))
 
-    def _init_params(self, key: Array) -> Any:
-        tokens = jnp.ones((1, 8), jnp.int32)
-        return self._module.init(key, tokens)["params"]
-
     def _init(self, key: Array) -> TrainState:
         params_key, dropout_key = jax.random.split(key)
-        return self._fresh(nn.unbox(self._init_params(params_key)), dropout_key)
+        tokens = jnp.ones((1, 8), jnp.int32)
+        params = self._module.init(params_key, tokens)["params"]
+        return self._fresh(nn.unbox(params), dropout_key)
 
     def _fresh(self, params: Any, rng: Array) -> TrainState:
         opt_state = self.model.optimizer.transform.init(params)
