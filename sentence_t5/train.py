@@ -6,13 +6,20 @@ The batch of a step is a pure function of the seed and the step, so that a check
 place in the data is its step.
 """
 
-import logging
 import sys
+
+if __name__ == "__main__":
+    # As `sentence-t5 train`, under the import name: gin knows functions by the module
+    # they live in.
+    from sentence_t5 import cli
+
+    sys.exit(cli.main(["train", *sys.argv[1:]]))
+
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from clu import parameter_overview
 
 from sentence_t5 import (
     checkpoint_files,
@@ -118,8 +125,10 @@ def train(
     with (
         checkpoints.Checkpointer(checkpoint_cfg, model_dir) as checkpointer,
         checkpoints.PreemptionGuard() as guard,
+        training_loop.CompiledSteps(trainer) as compiled,
     ):
-        _check_steps(checkpointer.latest_step(), total_steps, model_dir)
+        latest = checkpointer.latest_step()
+        _check_steps(latest, total_steps, model_dir)
         checkpoints.write_description(
             model_dir,
             model.encoder,
@@ -128,6 +137,9 @@ def train(
         )
         if summarize_config_fn is not None:
             summarize_config_fn(model_dir)
+        if (latest or 0) < total_steps:
+            batch = partitioner.put_batch(batches.batch(latest or 0)[0])
+            compiled.begin(jax.eval_shape(guide, batch))
         state, start = _restore_or_start(
             trainer, checkpointer, data, random_seed=random_seed
         )
@@ -145,6 +157,7 @@ def train(
         ):
             loop = training_loop.Loop(
                 trainer,
+                compiled,
                 state,
                 checkpointer,
                 reporter,
@@ -257,7 +270,7 @@ def _log_overview(
     mesh = dict(trainer.partitioner.mesh.shape)
     _logger.info(
         "%s parameters, mesh %s on %d %s devices, hosts %d.",
-        f"{parameter_overview.count_parameters(state.params):,}",
+        f"{sum(leaf.size for leaf in jax.tree.leaves(state.params)):,}",
         mesh, jax.device_count(), jax.devices()[0].platform, jax.process_count(),
     )  # fmt: skip
     _logger.info(
@@ -277,10 +290,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     host_memory.keep_freed_memory()
     reporting.log_to_console()
     return gin_files.main(argv, command="train")
-
-
-if __name__ == "__main__":
-    # Under its import name: gin knows functions by the module they live in.
-    from sentence_t5 import train as this_module
-
-    sys.exit(this_module.main())

@@ -7,6 +7,7 @@ after the evaluation of step n, and is only written if every step up to n was fi
 Between reports nothing is read from the devices.
 """
 
+import concurrent.futures
 import dataclasses
 import logging
 import time
@@ -31,12 +32,57 @@ class Preempted(SystemExit):
         self.step = step
 
 
+class CompiledSteps:
+    """The train step, compiled once for each shape of batch.
+
+    Compiling is done in a thread, so that the state is made or restored meanwhile.
+    """
+
+    def __init__(self, trainer: steps.Trainer):
+        """Compiles nothing yet.
+
+        Args:
+            trainer: has the step.
+        """
+        self._trainer = trainer
+        self._thread = concurrent.futures.ThreadPoolExecutor(1, "compile")
+        self._compiled: dict[tuple, concurrent.futures.Future] = {}
+
+    def __enter__(self) -> "CompiledSteps":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def begin(self, batch: steps.Batch) -> concurrent.futures.Future:
+        """Begins to compile the step, if it isn't for batches of these shapes yet.
+
+        Args:
+            batch: global arrays, or their shapes and dtypes.
+
+        Returns:
+            What will be the compiled step, from state and batch to state and metrics.
+        """
+        shapes = tuple(sorted((name, array.shape) for name, array in batch.items()))
+        if shapes not in self._compiled:
+            self._compiled[shapes] = self._thread.submit(self._compile, batch)
+        return self._compiled[shapes]
+
+    def _compile(self, batch: steps.Batch) -> Callable:
+        began = time.perf_counter()
+        lowered = self._trainer.train_step.lower(self._trainer.abstract_state, batch)
+        compiled = lowered.compile()
+        _logger.info("Compiled the step in %.1f s.", time.perf_counter() - began)
+        return compiled
+
+
 @dataclasses.dataclass
 class Loop:
     """A run under way.
 
     Attributes:
-        trainer: has the step.
+        trainer: made the steps.
+        compiled: the steps, compiled.
         state: what the steps change.
         checkpointer: saves.
         reporter: reports.
@@ -51,6 +97,7 @@ class Loop:
     """
 
     trainer: steps.Trainer
+    compiled: CompiledSteps
     state: steps.TrainState
     checkpointer: checkpoints.Checkpointer
     reporter: reporting.Reporter
@@ -64,7 +111,6 @@ class Loop:
     profiler: "Profiler"
 
     def __post_init__(self):
-        self._compiled: dict[tuple, Callable] = {}
         self._pause = 0.0  # seconds since the last report that weren't training
 
     def begin(self) -> None:
@@ -84,6 +130,7 @@ class Loop:
             NonFiniteError: a loss, gradient or update is NaN.
             Preempted: SIGTERM came; this step was saved.
         """
+        self.reporter.start_clock()
         for done, batch, rows in stream:
             step = done + 1
             with self.profiler.around(step):
@@ -101,24 +148,12 @@ class Loop:
 
     def _step(self, batch: steps.Batch) -> steps.Metrics:
         # One shape, but for packed batches that need more rows than most.
-        shapes = tuple(array.shape for array in batch.values())
-        if shapes not in self._compiled:
-            self._compiled[shapes] = self._compile(batch)
-        with jax.transfer_guard("disallow"):
-            self.state, values = self._compiled[shapes](self.state, batch)
-        return values
-
-    def _compile(self, batch: steps.Batch) -> Callable:
-        """Compiles the train step for these shapes, ahead of its first run."""
         began = time.perf_counter()
-        compiled = self.trainer.train_step.lower(self.state, batch).compile()
-        seconds = time.perf_counter() - began
-        _logger.info("Compiled the step in %.1f s.", seconds)
-        if self._compiled:
-            self._pause += seconds
-        else:
-            self.reporter.start_clock()
-        return compiled
+        compiled = self.compiled.begin(batch).result()
+        self._pause += time.perf_counter() - began
+        with jax.transfer_guard("disallow"):
+            self.state, values = compiled(self.state, batch)
+        return values
 
     def _after(self, step: int, stop: bool) -> None:
         """Reports, evaluates and saves, where it is time to."""

@@ -14,6 +14,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+import threading
 import types
 import zlib
 
@@ -641,6 +642,28 @@ def test_the_step_is_compiled_once(tmp_path, data):
 
     run(tmp_path, data, trainer_cls=trainer_cls, total_steps=6)
     assert [trainer.train_step.lowered for trainer in made] == [1]
+
+
+def test_the_step_is_compiled_while_the_state_is_made(tmp_path, data):
+    compiling = threading.Event()
+
+    def trainer_cls(model, partitioner):
+        trainer = trainer_with()(model, partitioner)
+        lower, init_state = trainer.train_step.lower, trainer.init_state
+
+        def noted(*args):
+            compiling.set()
+            return lower(*args)
+
+        def waiting(seed):
+            assert compiling.wait(60), "the step is compiled after the state is made"
+            return init_state(seed)
+
+        trainer.train_step.lower = noted
+        trainer.init_state = waiting
+        return trainer
+
+    run(tmp_path, data, trainer_cls=trainer_cls, total_steps=1)
 
 
 # --- the command line, killed for real ------------------------------------------------
