@@ -7,6 +7,7 @@ negative. All slow: each process compiles for itself.
 import json
 import os
 import pathlib
+import shutil
 import signal
 import socket
 import subprocess
@@ -23,10 +24,13 @@ pytestmark = pytest.mark.slow
 
 _ROOT = pathlib.Path(__file__).parent.parent
 _STEPS = 10
+# Wide enough that Adafactor factors its matrices, as it does in every published size:
+# where it doesn't, an element whose gradient all but cancels is scaled up with the
+# rounding in it (1e-5 of a weight after ten steps, instead of 1e-6).
 _SHAPE = (
     "--gin.config.T5Config.vocab_size=1408",
-    "--gin.config.T5Config.d_model=32",
-    "--gin.config.T5Config.d_ff=64",
+    "--gin.config.T5Config.d_model=128",
+    "--gin.config.T5Config.d_ff=128",
 )
 _MESHES = {
     "data": ("--gin.partitioning.MeshConfig.data=-1",),
@@ -136,22 +140,44 @@ def _wait_for_step(model_dir, step, processes):
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("victim", [0, 1])
-def test_a_host_that_dies_ends_the_other_and_both_resume_exactly(tmp_path, victim):
-    expected = _run(tmp_path / "whole", 2, 4, *_MESHES["fsdp"])
-    killed = tmp_path / "killed"
-    started = _start(killed, 2, 4, *_MESHES["fsdp"])
-    _wait_for_step(killed, 4, started)
+def _saved_steps(model_dir):
+    names = [path.name for path in (model_dir / "checkpoints").iterdir()]
+    return [int(name) for name in names if name.isdigit()]
+
+
+def _end_with(victim, model_dir):
+    """Kills one of two hosts once step 4 is saved; the other must end by itself."""
+    started = _start(model_dir, 2, 4, *_MESHES["fsdp"])
+    _wait_for_step(model_dir, 4, started)
     started[victim].kill()
     began = time.monotonic()
     assert started[1 - victim].wait(timeout=60) != 0
     assert time.monotonic() - began < 60
     started[victim].wait()
-    # One process goes on where two were, on a mesh of its own.
-    # Its sums are of another order, so that the last bits may differ.
-    processes, devices, tolerance = ((2, 4, 0), (1, 8, 1e-6))[victim]
-    got = _run(killed, processes, devices, *_MESHES["fsdp"])
-    _assert_same(got, expected, tolerance)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_host_that_dies_ends_the_other_and_both_resume_exactly(tmp_path, victim):
+    expected = _run(tmp_path / "whole", 2, 4, *_MESHES["fsdp"])
+    _end_with(victim, tmp_path / "killed")
+    _assert_same(_run(tmp_path / "killed", 2, 4, *_MESHES["fsdp"]), expected, 0)
+
+
+def test_one_process_goes_on_exactly_where_one_of_two_was_killed(tmp_path):
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    keep = "--gin.engine.checkpoints.keep=None"
+    expected = _run(whole, 2, 4, *_MESHES["fsdp"], keep)
+    _end_with(1, killed)
+    # To the bit what one process makes of the same step of a run that nobody killed.
+    last = max(_saved_steps(killed))
+    for step in _saved_steps(whole):
+        if step > last:
+            shutil.rmtree(whole / "checkpoints" / str(step))
+    got = _run(killed, 1, 8, *_MESHES["fsdp"])
+    _assert_same(got, _run(whole, 1, 8, *_MESHES["fsdp"], keep), 0)
+    # Not to the bit what two processes make of it: Gloo adds the parts of a sum round a
+    # ring, one process adds them by device.
+    _assert_same(got, expected, 1e-5)
 
 
 def test_sigterm_to_one_host_makes_all_save_the_same_step(tmp_path):

@@ -255,12 +255,24 @@ def run(trainer, batches):
     return values, jax.device_get(state.params)
 
 
-def compare(pooling, num_negatives, mesh, *, instructions=False, **more):
+def padded_batches(num_negatives, instructions):
     parts = [batching.Part(examples(instructions=instructions), B)]
-    padded = make_padded(num_negatives, parts=parts)
-    plain = make_trainer(pooling, (1, 1, 1), optimizer=more.get("optimizer", "sgd"))
-    want, want_params = run(plain, padded)
-    trainer = make_trainer(pooling, mesh, **more)
+    return make_padded(num_negatives, parts=parts)
+
+
+@functools.cache
+def run_padded(pooling, num_negatives, instructions, optimizer):
+    """Trains without packing on one device."""
+    trainer = make_trainer(pooling, (1, 1, 1), optimizer=optimizer)
+    return run(trainer, padded_batches(num_negatives, instructions))
+
+
+def compare(
+    pooling, num_negatives, mesh, *, instructions=False, optimizer="sgd", **more
+):
+    want, want_params = run_padded(pooling, num_negatives, instructions, optimizer)
+    padded = padded_batches(num_negatives, instructions)
+    trainer = make_trainer(pooling, mesh, optimizer=optimizer, **more)
     packed = make_packed(
         padded, trainer.partitioner.num_batch_shards, trainer.num_chunks(B)
     )
