@@ -8,6 +8,7 @@ Source: SeqIO's ``SentencePieceVocabulary`` for the sentinels (``extra_ids``).
 """
 
 import hashlib
+import itertools
 import os
 import socket
 import struct
@@ -113,6 +114,24 @@ class Tokenizer:
         if names.EOS_ID in ids:
             ids = ids[: ids.index(names.EOS_ID)]
         return self._processor.DecodeIds(ids)
+
+    def first_difference(self, other: "Tokenizer") -> tuple[int, str, str] | None:
+        """Finds the first id that another vocabulary has another piece for.
+
+        Sentinels don't count: texts have none, and models differ in their number.
+
+        Args:
+            other: the other vocabulary.
+
+        Returns:
+            The id and both pieces ("" where a vocabulary has ended), or None.
+        """
+        ours, theirs = self._pieces(), other._pieces()
+        both = itertools.zip_longest(ours, theirs, fillvalue="")
+        return next(((i, a, b) for i, (a, b) in enumerate(both) if a != b), None)
+
+    def _pieces(self) -> list[str]:
+        return self._processor.IdToPiece(list(range(self.vocab_size - self.extra_ids)))
 
     def describe(self) -> dict[str, str | int]:
         """Returns what identifies this vocabulary, as JSON-able values."""

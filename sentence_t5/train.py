@@ -116,9 +116,8 @@ def train(
         evaluate = _make_evaluate(
             trainer, train_eval_dataset_cfg, infer_eval_dataset_cfg, eval_steps
         )
-        guide = guides.make_guide(
-            model.loss.guide, partitioner, datasets.tokenizer(train_dataset_cfg)
-        )
+        tokenizer = datasets.tokenizer(train_dataset_cfg)
+        guide = guides.make_guide(model.loss.guide, partitioner, tokenizer)
     preflight.check_same("training data", examples.fingerprint)
     preflight.check_shared(model_dir)
     data = data_record.describe(train_dataset_cfg, examples)
@@ -129,10 +128,14 @@ def train(
     ):
         latest = checkpointer.latest_step()
         _check_steps(latest, total_steps, model_dir)
+        if latest is None and checkpoint_cfg.restore_path is not None:
+            pretrained.check_vocabulary(
+                checkpoint_cfg.restore_path, tokenizer, checkpoint_cfg.ignore
+            )
         checkpoints.write_description(
             model_dir,
             model.encoder,
-            datasets.tokenizer(train_dataset_cfg),
+            tokenizer,
             max(train_dataset_cfg.task_feature_lengths.values()),
         )
         if summarize_config_fn is not None:

@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from sentencepiece import sentencepiece_model_pb2
 
 from sentence_t5 import (
     checkpoints,
@@ -30,8 +32,10 @@ from sentence_t5 import (
     losses,
     optim,
     partitioning,
+    pretrained,
     reporting,
     steps,
+    tokenizer,
 )
 from sentence_t5 import train as train_lib
 from sentence_t5.t5.config import T5Config
@@ -456,6 +460,23 @@ def test_given_weights_start_at_step_0_with_a_fresh_optimizer(
     assert line["step"] == 1
     assert line["train/learning_rate"] == pytest.approx(0.05)
     assert_same_bits(params_of(tmp_path, 0)[0], source)
+
+
+def test_weights_for_another_vocabulary_are_refused(tmp_path, data, straight):
+    other = tmp_path / "other"
+    shutil.copytree(straight, other)
+    (other / "encoder.json").unlink()
+    ours = checkpoints.read_description(straight).tokenizer
+    proto = sentencepiece_model_pb2.ModelProto.FromString(ours.model_bytes)
+    proto.pieces[50].piece = "another"
+    renamed = tokenizer.Tokenizer(proto.SerializeToString(), ours.extra_ids)
+    checkpoints.write_description(other, MODEL.encoder, renamed, 12)
+    refused = r"other are for another vocabulary: id 50 is 'another' there and '.*' in"
+    with pytest.raises(ValueError, match=refused):
+        run(tmp_path / "run", data, checkpoint={"restore_path": str(other)})
+    # Nor is anything left behind. Without the table, the ids don't matter.
+    assert not (tmp_path / "run" / "encoder.json").exists()
+    pretrained.check_vocabulary(other, ours, ignore=["token_embedder/.*"])
 
 
 def test_a_resumed_run_does_not_go_back_to_the_given_weights(tmp_path, data, straight):

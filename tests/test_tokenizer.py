@@ -162,6 +162,19 @@ def test_wrong_vocabularies(tmp_path, monkeypatch):
         Tokenizer(proto.SerializeToString())
 
 
+def test_the_first_id_that_differs_is_found():
+    ours = Tokenizer(MODEL)
+    assert ours.first_difference(Tokenizer(MODEL, extra_ids=7)) is None
+    proto = sentencepiece_model_pb2.ModelProto.FromString(MODEL.read_bytes())
+    last = proto.pieces.pop().piece
+    number = len(proto.pieces)
+    shorter = Tokenizer(proto.SerializeToString())
+    assert ours.first_difference(shorter) == (number, last, "")
+    proto.pieces[50].piece = "another"
+    piece = Tokenizer(proto.SerializeToString()).first_difference(ours)
+    assert piece[:2] == (50, "another")
+
+
 def test_a_bucket_out_of_reach_is_an_error_at_once(monkeypatch):
     def unreachable(*args, **kwargs):
         raise OSError("no route")

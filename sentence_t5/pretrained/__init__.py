@@ -9,6 +9,7 @@ the checkpoint. Neither needs torch, transformers or t5x.
 from sentence_t5.pretrained.loading import (
     PretrainedEncoder,
     abstract_params,
+    check_vocabulary,
     load_encoder,
     open_checkpoint,
     restore,
@@ -22,6 +23,7 @@ __all__ = [
     "Source",
     "Vocabulary",
     "abstract_params",
+    "check_vocabulary",
     "load_encoder",
     "open_checkpoint",
     "restore",

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 
 from sentence_t5 import checkpoint_files, descriptions
 from sentence_t5 import encoder as encoder_lib
+from sentence_t5 import tokenizer as tokenizer_lib
 from sentence_t5.pretrained import (
     huggingface,
     matching,
@@ -34,6 +35,7 @@ from sentence_t5.pretrained import source as source_lib
 PyTree = Any
 _logger = logging.getLogger(__name__)
 
+_EMBEDDING = "token_embedder/embedding"
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 # What is fetched of a hub repository: other frameworks' weights are large. The second
 # list is for repositories without safetensors.
@@ -140,6 +142,38 @@ def restore(
     for line in report.differences:
         _logger.warning("%s: %s", path, line)
     return params, report
+
+
+def check_vocabulary(
+    path: str | os.PathLike,
+    tokenizer: tokenizer_lib.Tokenizer,
+    ignore: Sequence[str] = (),
+) -> None:
+    """Checks that weights to start from are for the ids of the data.
+
+    A checkpoint without a vocabulary passes, and so does one whose embedding table is
+    left out.
+
+    Args:
+        path: as in ``open_checkpoint``.
+        tokenizer: what the ids are of.
+        ignore: patterns of tensors that are left out.
+
+    Raises:
+        ValueError: an id is another piece in the checkpoint's own vocabulary.
+    """
+    vocabulary = open_checkpoint(path).vocabulary
+    if vocabulary is None or any(re.fullmatch(p, _EMBEDDING) for p in ignore):
+        return
+    theirs = tokenizer_lib.Tokenizer(vocabulary.model_bytes, vocabulary.extra_ids)
+    if difference := tokenizer.first_difference(theirs):
+        number, ours, their = difference
+        raise ValueError(
+            f"The weights in {path} are for another vocabulary: id {number} is "
+            f"{their!r} there and {ours!r} in the data's. Train with the vocabulary of "
+            "these weights (--vocabulary), or leave their table out "
+            f"(--ignore={_EMBEDDING} --allow_missing={_EMBEDDING})."
+        )
 
 
 def load_encoder(

@@ -25,6 +25,7 @@ from sentence_t5 import (
     datasets,
     gin_files,
     preflight,
+    pretrained,
 )
 from sentence_t5.gin_reader import ConfigError
 from sentence_t5.t5x_engine import data, evaluation, state, trainer
@@ -164,10 +165,13 @@ class Hooks:
             )
         preflight.check_same("training data", examples.fingerprint)
         preflight.check_shared(self._model_dir)
+        tokenizer, start = datasets.tokenizer(cfg), self._checkpoint_cfg
+        if self.first_step() == 0 and start.restore_path is not None:
+            pretrained.check_vocabulary(start.restore_path, tokenizer, start.ignore)
         checkpoints.write_description(
             self._model_dir,
             self._encoder,
-            datasets.tokenizer(cfg),
+            tokenizer,
             max(cfg.task_feature_lengths.values()),
         )
         record = data_record.describe(cfg, examples)
