@@ -477,6 +477,8 @@ def test_weights_for_another_vocabulary_are_refused(tmp_path, data, straight):
     # Nor is anything left behind. Without the table, the ids don't matter.
     assert not (tmp_path / "run" / "encoder.json").exists()
     pretrained.check_vocabulary(other, ours, ignore=["token_embedder/.*"])
+    with pytest.raises(ValueError, match=r"pattern '\*' is no regular expression"):
+        pretrained.check_vocabulary(other, ours, ignore=["*"])
 
 
 def test_a_resumed_run_does_not_go_back_to_the_given_weights(tmp_path, data, straight):

@@ -160,10 +160,12 @@ def check_vocabulary(
         ignore: patterns of tensors that are left out.
 
     Raises:
-        ValueError: an id is another piece in the checkpoint's own vocabulary.
+        ValueError: an id is another piece in the checkpoint's own vocabulary; a pattern
+            is no regular expression.
     """
+    matching.check_patterns("ignore", ignore)
     vocabulary = open_checkpoint(path).vocabulary
-    if vocabulary is None or any(re.fullmatch(p, _EMBEDDING) for p in ignore):
+    if vocabulary is None or matching.matches(_EMBEDDING, ignore):
         return
     theirs = tokenizer_lib.Tokenizer(vocabulary.model_bytes, vocabulary.extra_ids)
     if difference := tokenizer.first_difference(theirs):

@@ -137,7 +137,7 @@ def match(
     available = {**source.tensors, **source.foreign}
     problems = _idle_patterns("allow_missing", allow_missing, wanted)
     problems += _idle_patterns("ignore", ignore, available)
-    ignored = {k: t.shape for k, t in available.items() if _matches(k, ignore)}
+    ignored = {k: t.shape for k, t in available.items() if matches(k, ignore)}
     left = {k: t for k, t in available.items() if k not in ignored}
     shapes = {name: tuple(leaf.shape) for name, leaf in wanted.items()}
     parts: dict[str, tensors.Tensor] = {}
@@ -146,7 +146,7 @@ def match(
         part, wrong, partly = _take(left, name, shape, config.t5)
         if part is not None:
             parts[name] = part
-        elif partly or not _matches(name, allow_missing):
+        elif partly or not matches(name, allow_missing):
             problems += wrong
     problems += [f"left over: {n} {_text(t.shape)}" for n, t in sorted(left.items())]
     if problems:
@@ -223,9 +223,16 @@ def _complaint(source: source_lib.Source, problems: list[str]) -> str:
     )
 
 
-def _idle_patterns(
-    what: str, patterns: Sequence[str], names: Mapping[str, Any]
-) -> list[str]:
+def check_patterns(what: str, patterns: Sequence[str]) -> None:
+    """Checks that patterns are a list of regular expressions.
+
+    Args:
+        what: the name of the argument that has them, for the message.
+        patterns: what was given.
+
+    Raises:
+        ValueError: they aren't.
+    """
     if isinstance(patterns, str):
         raise ValueError(
             f"{what}: got the text {patterns!r}, expected a list of patterns."
@@ -238,13 +245,20 @@ def _idle_patterns(
                 f"{what} pattern {pattern!r} is no regular expression ({error}); write "
                 "'decoder/.*' for all names that begin with decoder/."
             ) from error
+
+
+def matches(name: str, patterns: Sequence[str]) -> bool:
+    """Says whether one of the patterns is for a parameter or tensor."""
+    return any(re.fullmatch(pattern, name) for pattern in patterns)
+
+
+def _idle_patterns(
+    what: str, patterns: Sequence[str], names: Mapping[str, Any]
+) -> list[str]:
+    check_patterns(what, patterns)
     idle = [p for p in patterns if not any(re.fullmatch(p, name) for name in names)]
     whose = "parameter" if what == "allow_missing" else "name in the checkpoint"
     return [f"{what} pattern {p!r} matches no {whose}" for p in idle]
-
-
-def _matches(name: str, patterns: Sequence[str]) -> bool:
-    return any(re.fullmatch(pattern, name) for pattern in patterns)
 
 
 def _text(shape: tensors.Shape) -> str:
