@@ -60,9 +60,12 @@ def _load(module: str) -> ModuleType:
     Hundreds of thousands of objects come to stay, none of them garbage: looking for
     some again and again takes a fifth of the time that a run needs to start.
     """
+    name = f"sentence_t5.{module}"
+    if name in sys.modules:
+        return sys.modules[name]
     gc.disable()
     try:
-        return importlib.import_module(f"sentence_t5.{module}")
+        return importlib.import_module(name)
     finally:
         gc.freeze()
         gc.enable()
