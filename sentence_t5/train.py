@@ -141,8 +141,8 @@ def train(
         if summarize_config_fn is not None:
             summarize_config_fn(model_dir)
         if (latest or 0) < total_steps:
-            batch = partitioner.put_batch(batches.batch(latest or 0)[0])
-            compiled.begin(jax.eval_shape(guide, batch))
+            first, _ = batches.batch(latest or 0)
+            compiled.begin(jax.eval_shape(guide, partitioner.put_batch(first)))
         state, start = _restore_or_start(
             trainer, checkpointer, data, random_seed=random_seed
         )
