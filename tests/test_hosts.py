@@ -177,7 +177,7 @@ def test_one_process_goes_on_exactly_where_one_of_two_was_killed(tmp_path):
     _assert_same(got, _run(whole, 1, 8, *_MESHES["fsdp"], keep), 0)
     # Not to the bit what two processes make of it: Gloo adds the parts of a sum round a
     # ring, one process adds them by device.
-    _assert_same(got, expected, 1e-5)
+    _assert_same(got, expected, 1e-6)
 
 
 def test_sigterm_to_one_host_makes_all_save_the_same_step(tmp_path):
