@@ -2,7 +2,8 @@
 
 A benchmark prints one JSON line. With ``--compare=COMMAND`` it and the command run in
 turn, several rounds each, in processes of their own; the command, too, prints a JSON
-line with ``median_s`` as its last. Seconds don't travel between machines, ratios do.
+line with ``median_s`` as its last. All these lines are shown as they come, and the
+comparison last. Seconds don't travel between machines, ratios do.
 """
 
 import argparse
@@ -121,4 +122,5 @@ def _last_line(command: Sequence[str]) -> dict[str, Any]:
     lines = result.stdout.strip().splitlines()
     if result.returncode or not lines:
         raise SystemExit(f"{shlex.join(command)} failed, exit code {result.returncode}")
+    print(lines[-1], flush=True)
     return json.loads(lines[-1])

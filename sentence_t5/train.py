@@ -15,6 +15,7 @@ if __name__ == "__main__":
 
     sys.exit(cli.main(["train", *sys.argv[1:]]))
 
+import dataclasses
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,11 +23,13 @@ from typing import Any
 import jax
 
 from sentence_t5 import (
+    batching,
     checkpoint_files,
     checkpoints,
     data_record,
     datasets,
     guides,
+    packing,
     partitioning,
     preflight,
     pretrained,
@@ -34,6 +37,7 @@ from sentence_t5 import (
     steps,
     training_loop,
 )
+from sentence_t5 import tokenizer as tokenizer_lib
 from sentence_t5.evals import in_training
 
 _logger = logging.getLogger(__name__)
@@ -103,24 +107,14 @@ def train(
     checkpoint_files.check_engine(model_dir, is_t5x=False)
     partitioner.check(model.encoder, train_dataset_cfg.batch_size)
     trainer = trainer_cls(model=model, partitioner=partitioner)
-    with preflight.together("loading the data"):
-        examples = datasets.load_examples(train_dataset_cfg)
-        datasets.check_token_ids(examples, model.encoder.t5.vocab_size)
-        batches = datasets.make_batches(
-            train_dataset_cfg,
-            examples,
-            **partitioner.host_share(),
-            num_shards=partitioner.num_batch_shards,
-            num_chunks=trainer.num_chunks(train_dataset_cfg.batch_size),
-        )
-        evaluate = _make_evaluate(
-            trainer, train_eval_dataset_cfg, infer_eval_dataset_cfg, eval_steps
-        )
-        tokenizer = datasets.tokenizer(train_dataset_cfg)
-        guide = guides.make_guide(model.loss.guide, partitioner, tokenizer)
-    preflight.check_same("training data", examples.fingerprint)
+    data = _load_data(
+        trainer,
+        train_dataset_cfg,
+        train_eval_dataset_cfg,
+        infer_eval_dataset_cfg,
+        eval_steps,
+    )
     preflight.check_shared(model_dir)
-    data = data_record.describe(train_dataset_cfg, examples)
     with (
         checkpoints.Checkpointer(checkpoint_cfg, model_dir) as checkpointer,
         checkpoints.PreemptionGuard() as guard,
@@ -129,24 +123,25 @@ def train(
         latest = checkpointer.latest_step()
         _check_steps(latest, total_steps, model_dir)
         if latest is None and checkpoint_cfg.restore_path is not None:
-            pretrained.check_vocabulary(
-                checkpoint_cfg.restore_path, tokenizer, checkpoint_cfg.ignore
-            )
+            with preflight.together("reading the weights to start from"):
+                pretrained.check_vocabulary(
+                    checkpoint_cfg.restore_path, data.tokenizer, checkpoint_cfg.ignore
+                )
         checkpoints.write_description(
             model_dir,
             model.encoder,
-            tokenizer,
+            data.tokenizer,
             max(train_dataset_cfg.task_feature_lengths.values()),
         )
         if summarize_config_fn is not None:
             summarize_config_fn(model_dir)
         if (latest or 0) < total_steps:
-            first, _ = batches.batch(latest or 0)
-            compiled.begin(jax.eval_shape(guide, partitioner.put_batch(first)))
+            first, _ = data.batches.batch(latest or 0)
+            compiled.begin(jax.eval_shape(data.guide, partitioner.put_batch(first)))
         state, start = _restore_or_start(
-            trainer, checkpointer, data, random_seed=random_seed
+            trainer, checkpointer, data.record, random_seed=random_seed
         )
-        _log_overview(trainer, state, batches, train_dataset_cfg, total_steps)
+        _log_overview(trainer, state, data.batches, train_dataset_cfg, total_steps)
         with (
             reporting.Reporter(
                 model_dir,
@@ -155,7 +150,7 @@ def train(
                 batch_size=train_dataset_cfg.batch_size,
                 param_names=trainer.param_names,
             ) as reporter,
-            datasets.prefetch(batches, start, partitioner.put_batch) as stream,
+            datasets.prefetch(data.batches, start, partitioner.put_batch) as stream,
             profiler,
         ):
             loop = training_loop.Loop(
@@ -165,9 +160,9 @@ def train(
                 checkpointer,
                 reporter,
                 guard,
-                evaluate,
-                guide,
-                data,
+                data.evaluate,
+                data.guide,
+                data.record,
                 total_steps=total_steps,
                 eval_period=eval_period,
                 stats_period=stats_period,
@@ -187,6 +182,55 @@ def keep_compiled(folder: str | None) -> None:
     if folder is not None:
         jax.config.update("jax_compilation_cache_dir", folder)
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Data:
+    """What a run reads, and what it does with it.
+
+    Attributes:
+        batches: the training batches, by step.
+        record: what a checkpoint says of them.
+        tokenizer: their vocabulary.
+        guide: adds a guide's vectors to a batch.
+        evaluate: parameters → results by name.
+    """
+
+    batches: batching.TrainBatches | packing.PackedBatches
+    record: dict[str, Any]
+    tokenizer: tokenizer_lib.Tokenizer
+    guide: Callable[[steps.Batch], steps.Batch]
+    evaluate: Callable[[Any], training_loop.Results]
+
+
+def _load_data(
+    trainer: steps.Trainer,
+    config: datasets.DatasetConfig,
+    loss_config: datasets.DatasetConfig | None,
+    sts_config: datasets.DatasetConfig | None,
+    loss_batches: int,
+) -> _Data:
+    """Loads all data, on all hosts or on none, and checks that they have the same."""
+    partitioner = trainer.partitioner
+    with preflight.together("loading the data"):
+        examples = datasets.load_examples(config)
+        datasets.check_token_ids(examples, trainer.model.encoder.t5.vocab_size)
+        tokenizer = datasets.tokenizer(config)
+        data = _Data(
+            batches=datasets.make_batches(
+                config,
+                examples,
+                **partitioner.host_share(),
+                num_shards=partitioner.num_batch_shards,
+                num_chunks=trainer.num_chunks(config.batch_size),
+            ),
+            record=data_record.describe(config, examples),
+            tokenizer=tokenizer,
+            guide=guides.make_guide(trainer.model.loss.guide, partitioner, tokenizer),
+            evaluate=_make_evaluate(trainer, loss_config, sts_config, loss_batches),
+        )
+    preflight.check_same("training data", examples.fingerprint)
+    return data
 
 
 def _restore_or_start(
@@ -230,7 +274,7 @@ def _make_evaluate(
     loss_config: datasets.DatasetConfig | None,
     sts_config: datasets.DatasetConfig | None,
     loss_batches: int,
-) -> Callable[[Any], dict[str, float | None]]:
+) -> Callable[[Any], training_loop.Results]:
     """Returns a function from parameters to results by name; loads the data now."""
     parts = []
     if loss_config is not None:
