@@ -25,6 +25,7 @@ from jax.experimental import multihost_utils
 from sentence_t5 import checkpoint_files as files
 from sentence_t5.descriptions import (
     Description,
+    check_same_encoder,
     read_description,
     write_description,
 )
@@ -35,6 +36,7 @@ __all__ = [
     "Checkpointer",
     "Description",
     "PreemptionGuard",
+    "check_same_encoder",
     "check_tree",
     "load_params",
     "read_description",
@@ -286,22 +288,50 @@ class Checkpointer:
             raise ValueError(_none_whole(self.directory, passed_over))
         return None
 
-    def _restore(self, step_dir, abstract_params, abstract_train):
-        """Restores one step; raises _DamagedError on all processes if one can't."""
+    def check_latest(
+        self, abstract_params: PyTree, abstract_train: PyTree
+    ) -> dict[str, Any] | None:
+        """Checks the newest checkpoint before anything is written; reads no arrays.
+
+        Args:
+            abstract_params: as of ``restore_latest``.
+            abstract_train: as of ``restore_latest``.
+
+        Returns:
+            Its meta; None if nothing was ever saved, or nothing can be read, which
+            ``restore_latest`` reports.
+
+        Raises:
+            ValueError: names, shapes or dtypes differ.
+        """
+        for step in reversed(self.all_steps()):
+            try:
+                return self._check(
+                    self.directory / str(step), abstract_params, abstract_train
+                )
+            except _DamagedError:
+                continue
+        return None
+
+    def _check(self, step_dir, abstract_params, abstract_train) -> dict[str, Any]:
+        """Checks one step's trees, and returns its meta."""
         wanted = {files.PARAMS: abstract_params, files.TRAIN: abstract_train}
         stored = _read_together(
             lambda: {item: _stored_tree(step_dir / item) for item in wanted}
         )
         for item, tree in wanted.items():
             check_tree(step_dir / item, stored[item], tree)
-        args = ocp.args.Composite(
+        return _restore_items(step_dir, meta=ocp.args.JsonRestore()).meta
+
+    def _restore(self, step_dir, abstract_params, abstract_train):
+        """Restores one step; raises _DamagedError on all processes if one can't."""
+        meta = self._check(step_dir, abstract_params, abstract_train)
+        restored = _restore_items(
+            step_dir,
             params=ocp.args.StandardRestore(abstract_params),
             train=ocp.args.StandardRestore(abstract_train),
-            meta=ocp.args.JsonRestore(),
         )
-        with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as reader:
-            restored = _read_together(lambda: reader.restore(step_dir, args=args))
-        return restored.params, restored.train, restored.meta
+        return restored.params, restored.train, meta
 
     def _clear_away(self) -> None:
         """Removes interrupted saves and sets folders aside that are not checkpoints."""
@@ -518,6 +548,14 @@ def _read_together(read):
     if damaged:
         raise _DamagedError(reason or "another process could not read it")
     return result
+
+
+def _restore_items(step_dir: epath.Path, **args: Any) -> ocp.args.Composite:
+    """Reads some items of a step, on all processes or on none."""
+    with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as reader:
+        return _read_together(
+            lambda: reader.restore(step_dir, args=ocp.args.Composite(**args))
+        )
 
 
 @contextlib.contextmanager

@@ -9,8 +9,10 @@ With these, a folder of checkpoints needs nothing else to be used.
 
 import dataclasses
 import json
+import logging
 import os
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 from etils import epath
@@ -18,6 +20,8 @@ from etils import epath
 from sentence_t5 import checkpoint_files
 from sentence_t5 import encoder as encoder_lib
 from sentence_t5 import tokenizer as tokenizer_lib
+
+_logger = logging.getLogger(__name__)
 
 DESCRIPTION_FILE = "encoder.json"
 VOCABULARY_FILE = "spiece.model"
@@ -58,31 +62,42 @@ def write_description(
 ) -> None:
     """Writes ``encoder.json`` and the vocabulary beside the checkpoints.
 
+    Args:
+        model_dir: the folder; made if need be.
+        encoder_config: what the weights are of.
+        tokenizer: the vocabulary.
+        max_length: tokens a text is trimmed to, EOS included.
+        prompts: instructions by name; None leaves those that the folder has, with their
+            default.
+        default_prompt: which of ``prompts`` to use when none is asked for.
+
     Raises:
         ValueError: the folder holds checkpoints of another encoder or vocabulary, the
             embedding table is smaller than the vocabulary, or the default prompt isn't
             among the prompts.
     """
+    before = check_same_encoder(model_dir, encoder_config, tokenizer)
+    if before is not None and before["max_length"] != max_length:
+        _logger.warning(
+            "Texts in %s were trimmed to %d tokens until now, from here on to %d.",
+            model_dir,
+            before["max_length"],
+            max_length,
+        )
+    if prompts is None and before is not None:
+        prompts, default_prompt = before.get("prompts"), before.get("default_prompt")
+    check_prompts(prompts or {}, default_prompt)
+    check_table(encoder_config, tokenizer)
     directory = checkpoint_files.absolute(model_dir)
+    path = directory / DESCRIPTION_FILE
     content = {
-        "format_version": _FORMAT_VERSION,
-        "encoder": encoder_config.to_dict(),
-        "vocabulary": {"file": VOCABULARY_FILE, **tokenizer.describe()},
+        **_identity(encoder_config, tokenizer),
         "max_length": max_length,
     }
-    check_prompts(prompts or {}, default_prompt)
     if prompts:
         content["prompts"] = dict(prompts)
     if default_prompt is not None:
         content["default_prompt"] = default_prompt
-    check_table(encoder_config, tokenizer)
-    content = json.loads(json.dumps(content))
-    path = directory / DESCRIPTION_FILE
-    if path.exists() and (
-        checkpoint_files.list_steps(directory / checkpoint_files.CHECKPOINTS_DIR)
-        or checkpoint_files.list_t5x_steps(directory)
-    ):
-        _check_same_encoder(path, json.loads(path.read_text()), content)
     if jax.process_index() == 0:
         directory.mkdir(parents=True, exist_ok=True)
         _write(directory / VOCABULARY_FILE, tokenizer.model_bytes)
@@ -161,10 +176,28 @@ def check_table(
         )
 
 
-def _check_same_encoder(path: epath.Path, old: dict, new: dict) -> None:
-    """Refuses to go on with weights that meant something else."""
+def check_same_encoder(
+    model_dir: str | os.PathLike,
+    encoder_config: encoder_lib.EncoderConfig,
+    tokenizer: tokenizer_lib.Tokenizer,
+) -> dict[str, Any] | None:
+    """Refuses to go on with weights that meant something else. Writes nothing.
 
-    def identity(content):
+    Returns:
+        What ``encoder.json`` holds, if there are checkpoints beside it.
+
+    Raises:
+        ValueError: these are of another encoder or vocabulary.
+    """
+    directory = checkpoint_files.absolute(model_dir)
+    path = directory / DESCRIPTION_FILE
+    if not path.exists() or not (
+        checkpoint_files.list_steps(directory / checkpoint_files.CHECKPOINTS_DIR)
+        or checkpoint_files.list_t5x_steps(directory)
+    ):
+        return None
+
+    def fixed(content):
         # Through the config: fields younger than the file get their defaults.
         config = encoder_lib.EncoderConfig.from_dict(content["encoder"])
         encoder = json.loads(json.dumps(config.to_dict()))
@@ -172,7 +205,8 @@ def _check_same_encoder(path: epath.Path, old: dict, new: dict) -> None:
         vocabulary = {k: content["vocabulary"][k] for k in ("sha256", "extra_ids")}
         return {**encoder, **t5, **vocabulary}
 
-    before, after = identity(old), identity(new)
+    content = json.loads(path.read_text())
+    before, after = fixed(content), fixed(_identity(encoder_config, tokenizer))
     different = [
         f"{name} was {before.get(name)!r}, now {after.get(name)!r}"
         for name in {**before, **after}
@@ -184,6 +218,18 @@ def _check_same_encoder(path: epath.Path, old: dict, new: dict) -> None:
             f"{'; '.join(different)}. Use another model_dir, or the config they were "
             "made with."
         )
+    return content
+
+
+def _identity(
+    encoder_config: encoder_lib.EncoderConfig, tokenizer: tokenizer_lib.Tokenizer
+) -> dict[str, Any]:
+    """Returns what ``encoder.json`` says of an encoder and its vocabulary."""
+    return {
+        "format_version": _FORMAT_VERSION,
+        "encoder": encoder_config.to_dict(),
+        "vocabulary": {"file": VOCABULARY_FILE, **tokenizer.describe()},
+    }
 
 
 def _write(path: epath.Path, content: bytes) -> None:

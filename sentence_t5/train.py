@@ -122,7 +122,9 @@ def train(
     ):
         latest = checkpointer.latest_step()
         _check_steps(latest, total_steps, model_dir)
-        if latest is None and checkpoint_cfg.restore_path is not None:
+        if latest is not None:
+            _check_same_run(trainer, checkpointer, data, model_dir)
+        elif checkpoint_cfg.restore_path is not None:
             with preflight.together("reading the weights to start from"):
                 pretrained.check_vocabulary(
                     checkpoint_cfg.restore_path, data.tokenizer, checkpoint_cfg.ignore
@@ -138,9 +140,7 @@ def train(
         if (latest or 0) < total_steps:
             first, _ = data.batches.batch(latest or 0)
             compiled.begin(jax.eval_shape(data.guide, partitioner.put_batch(first)))
-        state, start = _restore_or_start(
-            trainer, checkpointer, data.record, random_seed=random_seed
-        )
+        state, start = _restore_or_start(trainer, checkpointer, random_seed)
         _log_overview(trainer, state, data.batches, train_dataset_cfg, total_steps)
         with (
             reporting.Reporter(
@@ -233,12 +233,24 @@ def _load_data(
     return data
 
 
-def _restore_or_start(
+def _check_same_run(
     trainer: steps.Trainer,
     checkpointer: checkpoints.Checkpointer,
-    data: dict[str, Any],
-    *,
-    random_seed: int,
+    data: _Data,
+    model_dir: str,
+) -> None:
+    """Refuses to go on with another model, optimizer or data, before any is lost."""
+    checkpoints.check_same_encoder(model_dir, trainer.model.encoder, data.tokenizer)
+    abstract = trainer.abstract_state
+    meta = checkpointer.check_latest(
+        abstract.params, training_loop.train_item(abstract)
+    )
+    if meta is not None:
+        data_record.check_same(meta["data"], data.record, checkpointer.directory)
+
+
+def _restore_or_start(
+    trainer: steps.Trainer, checkpointer: checkpoints.Checkpointer, random_seed: int
 ) -> tuple[steps.TrainState, int]:
     """Goes on from the newest checkpoint, or starts from given or fresh weights."""
     abstract = trainer.abstract_state
@@ -246,8 +258,7 @@ def _restore_or_start(
         abstract.params, training_loop.train_item(abstract)
     )
     if restored is not None:
-        params, train_item, meta, step = restored
-        data_record.check_same(meta["data"], data, checkpointer.directory)
+        params, train_item, _, step = restored
         _logger.info("Resuming all state from step %d.", step)
         return steps.TrainState(params=params, **train_item), step
     config = checkpointer.config

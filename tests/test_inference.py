@@ -2,6 +2,7 @@
 
 import logging
 import pathlib
+import shutil
 import subprocess
 import sys
 
@@ -349,6 +350,21 @@ def test_description_refuses_another_meaning(model_dir):
         )
     # The same run may go on computing in another way.
     checkpoints.write_description(model_dir, CONFIG, tokenizer, MAX_LENGTH)
+
+
+def test_going_on_keeps_prompts_and_says_another_length(model_dir, tmp_path, caplog):
+    folder = shutil.copytree(model_dir, tmp_path / "run")
+    tokenizer = Tokenizer(VOCABULARY)
+    prompts = {"query": "query: "}
+    checkpoints.write_description(
+        folder, CONFIG, tokenizer, MAX_LENGTH, prompts=prompts, default_prompt="query"
+    )
+    assert not caplog.records
+    checkpoints.write_description(folder, CONFIG, tokenizer, MAX_LENGTH + 8)
+    description = checkpoints.read_description(folder)
+    assert description.prompts == prompts and description.default_prompt == "query"
+    assert description.max_length == MAX_LENGTH + 8
+    assert f"to {MAX_LENGTH} tokens until now, from here on to" in caplog.text
 
 
 def test_description_refuses_a_small_table_and_another_vocabulary(tmp_path):

@@ -419,6 +419,20 @@ def test_other_data_on_resuming_is_an_error(data, straight, change, message):
         run(straight, changed, total_steps=20)
 
 
+def test_a_refused_run_changes_nothing(data, straight):
+    def files():
+        paths = sorted(path for path in straight.rglob("*") if path.is_file())
+        return {path: path.read_bytes() for path in paths}
+
+    before, written = files(), []
+    longer = dict.fromkeys(LENGTHS, 2 * max(LENGTHS.values()))
+    changed = dataclasses.replace(data, seed=1, task_feature_lengths=longer)
+    with pytest.raises(ValueError, match="seed was 0, now 1"):
+        run(straight, changed, total_steps=20, summarize_config_fn=written.append)
+    # Not even the config and the text length; nor is a step compiled for nothing.
+    assert files() == before and not written
+
+
 @pytest.mark.parametrize("name", ["eval_period", "stats_period"])
 def test_periods_must_be_positive(tmp_path, data, name):
     with pytest.raises(ValueError, match=rf"train\.{name}: got 0"):

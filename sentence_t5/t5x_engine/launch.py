@@ -167,7 +167,8 @@ class Hooks:
         preflight.check_shared(self._model_dir)
         tokenizer, start = datasets.tokenizer(cfg), self._checkpoint_cfg
         if self.first_step() == 0 and start.restore_path is not None:
-            pretrained.check_vocabulary(start.restore_path, tokenizer, start.ignore)
+            with preflight.together("reading the weights to start from"):
+                pretrained.check_vocabulary(start.restore_path, tokenizer, start.ignore)
         checkpoints.write_description(
             self._model_dir,
             self._encoder,
