@@ -1,8 +1,8 @@
 """What a checkpoint records of its data, and whether that is the same.
 
 Which rows a step has, and which negatives, is a pure function of these values and the
-step. So a run that goes on with the same values goes on at its place in the data, and one
-with others can't. How the rows are laid out, their lengths and packing, may change.
+step. So a run that goes on with the same values goes on at its place in the data, and
+one with others can't. How rows are laid out, lengths and packing, may change.
 """
 
 import os

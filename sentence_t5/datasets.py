@@ -28,12 +28,14 @@ from sentence_t5 import (
     vocabularies,
 )
 from sentence_t5 import tokenizer as tokenizer_lib
-from sentence_t5.tokenized import MixedExamples, TokenizedExamples
+from sentence_t5.tokenized import TEXTS, MixedExamples, TokenizedExamples
 
 _logger = logging.getLogger(__name__)
 
-_FEATURES = (names.INPUTS, names.TARGETS, names.NEGATIVE_TARGETS)
 _MIX_BY = ("rows", "batches")
+_MIXTURE_REFUSED = (
+    "A mixture cannot be evaluated as one set: evaluate its tasks one by one."
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,12 +79,12 @@ class DatasetConfig:
 
     def __post_init__(self):
         lengths = self.task_feature_lengths
-        missing = [key for key in _FEATURES[:2] if key not in lengths]
-        unknown = [key for key in lengths if key not in _FEATURES]
+        missing = [key for key in TEXTS[:2] if key not in lengths]
+        unknown = [key for key in lengths if key not in TEXTS]
         if missing or unknown:
             raise ValueError(
-                f"task_feature_lengths must have {_FEATURES[:2]} and may have "
-                f"{_FEATURES[2]!r}; got {dict(lengths)}."
+                f"task_feature_lengths must have {TEXTS[:2]} and may have "
+                f"{TEXTS[2]!r}; got {dict(lengths)}."
             )
         for key, length in lengths.items():
             _check_integer(f"task_feature_lengths[{key!r}]", length, minimum=2)
@@ -248,9 +250,7 @@ def eval_batches(
     """
     _check_process_count(cfg, process_count)
     if isinstance(examples, MixedExamples):
-        raise ValueError(
-            "A mixture cannot be evaluated as one set: evaluate its tasks one by one."
-        )
+        raise ValueError(_MIXTURE_REFUSED)
     _check_crowding(cfg, _mixture_parts(examples))
     return batching.eval_batches(
         examples,
@@ -316,6 +316,22 @@ def check_token_ids(examples: Examples, vocab_size: int) -> None:
             )
 
 
+def scores(examples: Examples) -> np.ndarray:
+    """Returns the similarity judgements of a task, float32 [n].
+
+    Raises:
+      ValueError: it has none, or there are several tasks.
+    """
+    if isinstance(examples, MixedExamples):
+        raise ValueError(_MIXTURE_REFUSED)
+    if examples.scores is None:
+        raise ValueError(
+            f"Task {examples.task_name!r} has no scores, so it can't be evaluated as "
+            "STS. Use it as train_eval_dataset_cfg, or choose a task of tasks/sts.py."
+        )
+    return examples.scores
+
+
 def _mixture_parts(examples: Examples) -> tuple[tuple[TokenizedExamples, float], ...]:
     if isinstance(examples, MixedExamples):
         return examples.parts
@@ -329,7 +345,7 @@ def _check_features(cfg: DatasetConfig, task: seqio.Task) -> None:
             f"Task {task.name!r} has no split {cfg.split!r}; it has "
             f"{sorted(task.splits)}."
         )
-    wanted = [*_FEATURES[:2], *(_FEATURES[2:] if cfg.num_negatives else [])]
+    wanted = [*TEXTS[:2], *(TEXTS[2:] if cfg.num_negatives else [])]
     for feature in wanted:
         if feature in task.output_features:
             continue
@@ -350,7 +366,7 @@ def _check_one_vocabulary(tasks: list[seqio.Task]) -> None:
     (first, vocabulary), *others = [
         (task.name, task.output_features[feature].vocabulary)
         for task in tasks
-        for feature in _FEATURES
+        for feature in TEXTS
         if feature in task.output_features
     ]
     for name, other in others:

@@ -8,6 +8,7 @@ renamed, so that it is complete or absent.
 """
 
 import contextlib
+import errno
 import fcntl
 import logging
 import os
@@ -68,15 +69,21 @@ def load(
             _ENVIRONMENT,
         )
         return _build_temporary(task, split)
-    with lock, _exclusive(lock):
+    with lock, _exclusive(lock) as alone:
         folder = root / key
+        if alone:
+            _clear_away(root, key)
         if examples := _hit(task, split, folder):
             return examples
         with tempfile.TemporaryDirectory(prefix=f"{key}.", dir=root) as building:
             fresh = pathlib.Path(building) / "new"
             _build(task, split, fresh)
             shutil.rmtree(folder, ignore_errors=True)
-            os.replace(fresh, folder)
+            try:
+                os.replace(fresh, folder)
+            except OSError as error:  # without a lock, another may have been faster
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
         return tokenized.open_folder(folder)
 
 
@@ -91,16 +98,29 @@ def _root(cache_dir: str | None) -> pathlib.Path:
     return pathlib.Path(chosen).expanduser()
 
 
+def _clear_away(root: pathlib.Path, key: str) -> None:
+    """Removes what killed processes had begun to build."""
+    for path in root.glob(f"{key}.*"):
+        if path.is_dir():
+            _logger.warning("Removing %s: its building was interrupted.", path)
+            shutil.rmtree(path, ignore_errors=True)
+
+
 @contextlib.contextmanager
-def _exclusive(file) -> Iterator[None]:
-    """Holds a lock, so that of several processes on a machine one tokenizes."""
+def _exclusive(file) -> Iterator[bool]:
+    """Holds a lock, so that of several processes on a machine one tokenizes.
+
+    Yields:
+      Whether it is held. Some network file systems have none: at worst the work is done
+      twice.
+    """
     try:
         fcntl.flock(file, fcntl.LOCK_EX)
-    except OSError:  # Some network file systems: at worst the work is done twice.
-        yield
+    except OSError:
+        yield False
         return
     try:
-        yield
+        yield True
     finally:
         fcntl.flock(file, fcntl.LOCK_UN)
 

@@ -172,7 +172,7 @@ class Writer:
                 self._write(f"{text}.instruction_lengths", np.asarray(rows, "<i4"))
                 continue
             if key == names.NEGATIVE_TARGETS:
-                self._lengths[f"{key}.rows"].extend(map(len, rows))
+                self._lengths[_NEGATIVE_ROWS].extend(map(len, rows))
                 rows = [text for texts in rows for text in texts]
             self._check_eos(key, rows)
             self._lengths[f"{key}.starts"].extend(map(len, rows))
@@ -209,7 +209,7 @@ class Writer:
             },
             "fingerprint": digest.hexdigest(),
         }
-        (self._folder / "description.json").write_text(
+        (self._folder / _DESCRIPTION).write_text(
             json.dumps(description, indent=2), encoding="utf-8"
         )
 
@@ -234,16 +234,18 @@ class Writer:
         if not ids.size:
             return
         self._max_id = max(self._max_id, int(ids.max()))
-        if ids.min() < 0 or ids.max() >= self._vocabulary_size:
+        if ids.min() <= names.PAD_ID or ids.max() >= self._vocabulary_size:
             raise ValueError(
                 f"Task {self._task_name!r}: {key!r} has ids from {ids.min()} to "
-                f"{ids.max()}, outside its vocabulary of {self._vocabulary_size}."
+                f"{ids.max()}, expected 1 to {self._vocabulary_size - 1}: the "
+                f"vocabulary has {self._vocabulary_size}, and {names.PAD_ID} is "
+                "padding, which no text may hold. Change the task's preprocessors."
             )
 
 
 def open_folder(folder: pathlib.Path) -> TokenizedExamples:
     """Maps the files of a complete folder into memory."""
-    text = (folder / "description.json").read_text(encoding="utf-8")
+    text = (folder / _DESCRIPTION).read_text(encoding="utf-8")
     description = json.loads(text)
     for name, size in description["files"].items():
         if (folder / name).stat().st_size != size:
@@ -265,7 +267,6 @@ def open_folder(folder: pathlib.Path) -> TokenizedExamples:
         )
 
     texts = {key: read_texts(key) for key in TEXTS if f"{key}.starts" in files}
-    negative_rows = f"{names.NEGATIVE_TARGETS}.rows"
     return TokenizedExamples(
         task_name=description["task"],
         split=description["split"],
@@ -273,7 +274,7 @@ def open_folder(folder: pathlib.Path) -> TokenizedExamples:
         vocabulary_size=description["vocabulary_size"],
         max_id=description["max_id"],
         texts=texts,
-        negative_rows=read(negative_rows, "<i8") if negative_rows in files else None,
+        negative_rows=read(_NEGATIVE_ROWS, "<i8") if _NEGATIVE_ROWS in files else None,
         scores=read("scores", "<f4") if "scores" in files else None,
         in_batch_negatives=description.get("in_batch_negatives", True),
     )

@@ -289,11 +289,9 @@ def _make_evaluate(
     """Returns a function from parameters to results by name; loads the data now."""
     parts = []
     if loss_config is not None:
-        pairs = in_training.Evaluator(trainer, loss_config)
-        parts.append(lambda params: pairs.loss(params, loss_batches))
+        parts.append(in_training.LossEvaluator(trainer, loss_config, loss_batches))
     if sts_config is not None:
-        judged = in_training.Evaluator(trainer, sts_config)
-        parts.append(judged.sts)
+        parts.append(in_training.StsEvaluator(trainer, sts_config))
 
     def evaluate(params):
         results = {}

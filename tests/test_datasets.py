@@ -270,6 +270,8 @@ def test_mixture_by_rate(make_task):
     datasets.check_token_ids(examples, 1380)
     with pytest.raises(ValueError, match="evaluate its tasks one by one"):
         datasets.eval_batches(cfg, examples)
+    with pytest.raises(ValueError, match="evaluate its tasks one by one"):
+        datasets.scores(examples)
     with pytest.raises(IndexError, match="25 rows"):
         examples.row(25)
 

@@ -23,6 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import seqio
 from sentencepiece import sentencepiece_model_pb2
 
 from sentence_t5 import (
@@ -546,6 +547,17 @@ def test_evaluation_comes_at_its_period_before_the_checkpoint(tmp_path, data):
     assert reports == [4, 5, 7]
 
 
+def test_what_cannot_be_evaluated_is_said_before_training(tmp_path, data):
+    with pytest.raises(ValueError, match="'synthetic' has no scores"):
+        run(tmp_path, data, infer_eval_dataset_cfg=data)
+    mixture = seqio.Mixture("mixed", [(data.mixture_or_task_name, 1.0)])
+    mixed = dataclasses.replace(data, mixture_or_task_name=mixture)
+    for evaluation in ("train_eval_dataset_cfg", "infer_eval_dataset_cfg"):
+        with pytest.raises(ValueError, match="A mixture cannot be evaluated"):
+            run(tmp_path, data, **{evaluation: mixed})
+    assert not any(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("batch_size", [4, 8, 12, 16])
 def test_correlation_does_not_depend_on_the_batch(data, batch_size):
     from sentence_t5.evals import in_training
@@ -557,7 +569,7 @@ def test_correlation_does_not_depend_on_the_batch(data, batch_size):
         )  # fmt: skip
         trainer, _, first = base_trainer()
         params = jax.device_put(first.params, trainer.state_shardings.params)
-        return in_training.Evaluator(trainer, config).sts(params)
+        return in_training.StsEvaluator(trainer, config)(params)
 
     ours, theirs = correlate(batch_size), correlate(4)
     assert ours.keys() == {

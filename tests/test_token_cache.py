@@ -1,5 +1,6 @@
 """The token cache: the ids are SeqIO's, made once, and made anew when they must be."""
 
+import errno
 import functools
 import json
 import logging
@@ -211,6 +212,45 @@ def test_lock_lets_one_process_tokenize(tmp_path, calls, quick):
     assert len(result[0]) == 50
 
 
+def test_without_locks_the_slower_of_two_uses_what_is_there(
+    tmp_path, monkeypatch, quick
+):
+    def no_lock(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    task = synthetic.task(num_triples=20)
+    root = tmp_path / "cache"
+    build = token_cache._build
+    faster = []
+
+    def build_and_be_overtaken(*args):
+        build(*args)
+        if not faster:
+            faster.append(1)
+            token_cache.load(task, "train", str(root))
+
+    monkeypatch.setattr(token_cache.fcntl, "flock", no_lock)
+    monkeypatch.setattr(token_cache, "_build", build_and_be_overtaken)
+    monkeypatch.setattr(token_cache.shutil, "rmtree", lambda *_, **__: None)
+    examples = token_cache.load(task, "train", str(root))
+    key = task_identity.cache_key(task, "train", tokenized.FORMAT)
+    assert faster and len(examples) == 20
+    found = pathlib.Path(examples.texts["inputs"].tokens.filename)
+    assert found.parent == root / key
+
+
+def test_what_a_killed_build_left_is_removed(tmp_path, caplog, quick):
+    task = synthetic.task(num_triples=20)
+    key = task_identity.cache_key(task, "train", tokenized.FORMAT)
+    (tmp_path / f"{key}.abcd" / "new").mkdir(parents=True)
+    (tmp_path / f"{key}.abcd" / "new" / "inputs.tokens").write_bytes(b"half")
+    (tmp_path / "another.abcd").mkdir()
+    token_cache.load(task, "train", str(tmp_path))
+    left = sorted(path.name for path in tmp_path.iterdir())
+    assert left == sorted([key, f"{key}.lock", "another.abcd"])
+    assert "its building was interrupted" in caplog.text
+
+
 def test_environment_variable_wins(tmp_path, monkeypatch, quick):
     monkeypatch.setenv("SENTENCE_T5_CACHE", str(tmp_path / "wins"))
     token_cache.load(synthetic.task(num_triples=3), "train", str(tmp_path / "loses"))
@@ -264,6 +304,18 @@ def test_task_of_a_user(tmp_path):
         {key: [*encode(text), 1] for key, text in row.items()} for row in ROWS
     ]
     assert list(tmp_path.iterdir()) == []  # Nobody knows what the function reads.
+
+
+def test_padding_within_a_text_is_refused(tmp_path):
+    def pad_in_the_middle(row):
+        ids = tf.constant([5, 0, 7, 1])
+        return {"inputs": ids, "targets": tf.constant([5, 1])}
+
+    steps = [lambda rows: rows.map(pad_in_the_middle)]
+    with pytest.raises(
+        ValueError, match=r"'inputs' has ids from 0 to 7, expected 1 to"
+    ):
+        token_cache.load(seqio_task(ROWS, steps), "train", str(tmp_path))
 
 
 def test_text_without_eos_is_refused(tmp_path):

@@ -12,8 +12,8 @@ from sentence_t5 import datasets, names, steps
 from sentence_t5.evals import sts
 
 
-class Evaluator:
-    """Runs one dataset's evaluation against a trainer's parameters."""
+class _Evaluator:
+    """Reads one dataset's examples for a trainer's mesh."""
 
     def __init__(self, trainer: steps.Trainer, config: datasets.DatasetConfig):
         """Loads the examples and checks that they fit the model and the mesh.
@@ -21,12 +21,16 @@ class Evaluator:
         Args:
             trainer: its steps and mesh are used.
             config: what to evaluate on; ``batch_size`` rows at a time.
+
+        Raises:
+            ValueError: they don't fit.
         """
         self._trainer = trainer
         self._config = config
         trainer.partitioner.check(trainer.model.encoder, config.batch_size)
         self._examples = datasets.load_examples(config)
         datasets.check_token_ids(self._examples, trainer.model.encoder.t5.vocab_size)
+        self._batches()  # what it refuses is said now
         self.name = self._examples.task_name
 
     def _batches(self):
@@ -34,7 +38,24 @@ class Evaluator:
             self._config, self._examples, **self._trainer.partitioner.host_share()
         )
 
-    def sts(self, params) -> dict[str, float | None]:
+
+class StsEvaluator(_Evaluator):
+    """Compares cosines with a task's scores."""
+
+    def __init__(self, trainer: steps.Trainer, config: datasets.DatasetConfig):
+        """Loads the judged pairs; see ``_Evaluator``.
+
+        Args:
+            trainer: its steps and mesh are used.
+            config: what to evaluate on.
+
+        Raises:
+            ValueError: the task has no scores, or doesn't fit.
+        """
+        super().__init__(trainer, config)
+        self._gold = datasets.scores(self._examples)
+
+    def __call__(self, params) -> dict[str, float | None]:
         """Returns the correlations of cosines with the task's scores, × 100.
 
         Args:
@@ -42,16 +63,7 @@ class Evaluator:
 
         Returns:
             ``sts/<task>/spearman`` and ``sts/<task>/pearson``; None where undefined.
-
-        Raises:
-            ValueError: the task has no scores.
         """
-        gold = self._examples.scores
-        if gold is None:
-            raise ValueError(
-                f"Task {self.name!r} has no scores, so it can't be evaluated as STS. "
-                "Use it as train_eval_dataset_cfg, or choose a task of tasks/sts.py."
-            )
         sides = {names.LEFT_TOKENS: [], names.RIGHT_TOKENS: []}
         lengths_of = {
             names.LEFT_TOKENS: names.LEFT_INSTRUCTION_LENGTHS,
@@ -69,30 +81,52 @@ class Evaluator:
                     )
                 )
         left, right = (
-            np.concatenate([np.asarray(rows) for rows in batches])[: len(gold)]
+            np.concatenate([np.asarray(rows) for rows in batches])[: len(self._gold)]
             for batches in sides.values()
         )
-        result = sts.correlate(sts.cosine(left, right), gold)
+        result = sts.correlate(sts.cosine(left, right), self._gold)
         return {
             f"sts/{self.name}/spearman": result.spearman,
             f"sts/{self.name}/pearson": result.pearson,
         }
 
-    def loss(self, params, max_batches: int) -> dict[str, float]:
+
+class LossEvaluator(_Evaluator):
+    """Averages the training loss over held-out pairs."""
+
+    def __init__(
+        self,
+        trainer: steps.Trainer,
+        config: datasets.DatasetConfig,
+        max_batches: int,
+    ):
+        """Loads the pairs; see ``_Evaluator``.
+
+        Args:
+            trainer: its steps and mesh are used.
+            config: what to evaluate on.
+            max_batches: how many batches to look at; -1 for all.
+
+        Raises:
+            ValueError: they don't fit.
+        """
+        super().__init__(trainer, config)
+        self._max_batches = max_batches
+
+    def __call__(self, params) -> dict[str, float]:
         """Returns the training loss and its metrics on held-out pairs.
 
         The value depends on the batch size, as every in-batch loss does.
 
         Args:
             params: the encoder's parameters, in their shards.
-            max_batches: how many batches to look at; -1 for all.
 
         Returns:
             ``eval/<task>/<metric>``, averaged over rows.
         """
         sums, total = collections.Counter(), 0
         for i, batch in enumerate(self._batches()):
-            if i == max_batches:
+            if i == self._max_batches:
                 break
             num_rows = min(
                 self._config.batch_size,

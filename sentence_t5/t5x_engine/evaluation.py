@@ -44,12 +44,8 @@ class StsEvaluator:
         """
         self._examples = datasets.load_examples(config)
         datasets.check_token_ids(self._examples, vocab_size)
+        self._gold = datasets.scores(self._examples)
         name = self._examples.task_name
-        if self._examples.scores is None:
-            raise ValueError(
-                f"Task {name!r} has no scores, so it can't be evaluated as STS. Use it "
-                "as train_eval_dataset_cfg, or choose a task of tasks/sts.py."
-            )
         self.eval_tasks = [name]
         self._config = config
         self._metrics_file = epath.Path(model_dir) / reporting.METRICS_FILE
@@ -73,7 +69,7 @@ class StsEvaluator:
         """
         scored = score_fn(self._dataset().enumerate())
         cosines = np.array([cosine for _, cosine in sorted(scored)], np.float64)
-        found = sts.correlate(cosines, self._examples.scores)
+        found = sts.correlate(cosines, self._gold)
         name = self.eval_tasks[0]
         results = {"spearman": found.spearman, "pearson": found.pearson}
         named = {f"sts/{name}/{key}": value for key, value in results.items()}
