@@ -550,7 +550,8 @@ def test_evaluation_comes_at_its_period_before_the_checkpoint(tmp_path, data):
 def test_what_cannot_be_evaluated_is_said_before_training(tmp_path, data):
     with pytest.raises(ValueError, match="'synthetic' has no scores"):
         run(tmp_path, data, infer_eval_dataset_cfg=data)
-    mixture = seqio.Mixture("mixed", [(data.mixture_or_task_name, 1.0)])
+    tasks = [synthetic.task(num_triples=ROWS, name=name) for name in ("one", "two")]
+    mixture = seqio.Mixture("mixed", [(task, 1.0) for task in tasks])
     mixed = dataclasses.replace(data, mixture_or_task_name=mixture)
     for evaluation in ("train_eval_dataset_cfg", "infer_eval_dataset_cfg"):
         with pytest.raises(ValueError, match="A mixture cannot be evaluated"):
