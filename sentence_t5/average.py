@@ -54,7 +54,7 @@ def average(
         )
     folders = [checkpoint_files.find_params(run, step)[0] for step in steps]
     opened = [orbax_files.open_tensors(folder) for folder in folders]
-    parts = {name: _mean([parts[name] for parts in opened]) for name in opened[0]}
+    parts = {name: _mean(name, [parts[name] for parts in opened]) for name in opened[0]}
     descriptions.write_description(
         model_dir,
         description.encoder,
@@ -68,13 +68,18 @@ def average(
     return steps
 
 
-def _mean(parts: Sequence[tensors.Tensor]) -> tensors.Tensor:
-    """Returns the mean of some arrays, taken when it is read; float32."""
+def _mean(name: str, parts: Sequence[tensors.Tensor]) -> tensors.Tensor:
+    """Returns the mean of a parameter's arrays, taken when it is read; float32."""
 
     def read(index):
         total = np.zeros((), np.float64)
         for part in parts:
             total = total + part.read(index)
+        if not np.isfinite(total).all():
+            raise ValueError(
+                f"{name} has NaN or infinity in one of these checkpoints, expected "
+                "numbers: its files are damaged. Leave that step out with --steps."
+            )
         return (total / len(parts)).astype(np.float32)
 
     return tensors.Tensor(parts[0].shape, np.float32, read)

@@ -261,7 +261,8 @@ class Checkpointer:
         """Restores the newest checkpoint that can be read.
 
         Damaged ones are passed over with a warning and set aside under another name; a
-        checkpoint of another model is an error.
+        checkpoint of another model is an error. Damage is what can't be read: Orbax
+        keeps no checksums of the numbers, so that flipped bits within them are read.
 
         Args:
             abstract_params: ``jax.ShapeDtypeStruct`` leaves, with the shardings wanted.

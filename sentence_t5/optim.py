@@ -28,7 +28,12 @@ class Optimizer(NamedTuple):
 
 
 def constant(value: float) -> optax.Schedule:
-    """Returns a schedule that stays at ``value``."""
+    """Returns a schedule that stays at ``value``.
+
+    Raises:
+        ValueError: it is negative or not finite.
+    """
+    _check_rate("constant: value", value)
     return optax.constant_schedule(value)
 
 
@@ -48,11 +53,13 @@ def linear_decay(
             the warm-up, if that is longer).
 
     Raises:
-        ValueError: the parts don't fit into ``total_steps``.
+        ValueError: the peak is negative or not finite, or the parts don't fit into
+            ``total_steps``.
 
     Source: Sentence-T5 and GTR train at 1e-3 with linear decay; that it starts after a
     tenth of the steps is recalled from the paper, not verified.
     """
+    _check_rate("linear_decay: peak", peak)
     decay_start = max(int(hold_fraction * total_steps), warmup_steps)
     if not 0 <= hold_fraction <= 1 or warmup_steps < 0 or decay_start > total_steps:
         raise ValueError(
@@ -67,6 +74,13 @@ def linear_decay(
         [warmup, hold, decay] if warmup_steps else [hold, decay],
         [warmup_steps, decay_start] if warmup_steps else [decay_start],
     )
+
+
+def _check_rate(what: str, rate: float) -> None:
+    if not 0 <= rate < float("inf"):
+        raise ValueError(
+            f"{what}: got a learning rate of {rate}, expected 0 or more, and finite."
+        )
 
 
 def adafactor(

@@ -18,6 +18,7 @@ from etils import epath
 
 _logger = logging.getLogger(__name__)
 
+_CONSOLE = "sentence_t5 console"
 METRICS_FILE = "metrics.jsonl"
 # Finite as long as the step is sound; the first that isn't says what went wrong.
 _MUST_BE_FINITE = ("loss", "grad_norm", "update_norm")
@@ -181,7 +182,10 @@ def keep_lines_until(path: epath.Path, step: int) -> None:
 def log_to_console() -> None:
     """Shows this package's log lines, and only its, from INFO up on stderr."""
     logger = logging.getLogger("sentence_t5")
+    for old in [h for h in logger.handlers if h.get_name() == _CONSOLE]:
+        logger.removeHandler(old)  # of an earlier run in this process
     handler = logging.StreamHandler()
+    handler.set_name(_CONSOLE)
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+import shutil
 
 import jax
 import numpy as np
@@ -84,6 +85,19 @@ def test_steps_that_cannot_be(run, tmp_path, capsys, steps, message):
     assert average.main(argv) == 1
     assert re.search(message, capsys.readouterr().err)
     assert not list(tmp_path.iterdir())
+
+
+def test_numbers_that_are_none_are_not_averaged(run, tmp_path, capsys):
+    bad = shutil.copytree(run, tmp_path / "bad")
+    params = random_params(scanned(True), seed=1)
+    kernel = params["projection"]["kernel"]
+    params["projection"]["kernel"] = np.where(kernel == kernel[0, 0], np.nan, kernel)
+    with checkpoints.Checkpointer(checkpoints.CheckpointConfig(), bad) as saver:
+        saver.save(15, params=params, train={"step": np.int32(15)}, meta={})
+    argv = [str(bad), f"--model_dir={tmp_path / 'mean'}", "--steps", "12", "15"]
+    assert average.main(argv) == 1
+    assert "projection/kernel has NaN or infinity" in capsys.readouterr().err
+    assert not (tmp_path / "mean" / "checkpoints" / "15").exists()
 
 
 def test_a_folder_with_checkpoints_is_left_alone(run):

@@ -69,6 +69,15 @@ def test_parts_of_a_schedule_must_fit(wrong):
         optim.linear_decay(peak=1.0, total_steps=10, **wrong)
 
 
+@pytest.mark.parametrize("rate", [-1e-3, float("nan"), float("inf")])
+def test_a_rate_that_goes_uphill_is_refused(rate):
+    with pytest.raises(ValueError, match=r"linear_decay: peak: got .* rate of"):
+        optim.linear_decay(peak=rate, total_steps=10)
+    with pytest.raises(ValueError, match=r"constant: value: got .*0 or more"):
+        optim.constant(rate)
+    assert optim.constant(0.0)(3) == 0
+
+
 def test_optimizers_keep_their_schedule_for_the_log():
     schedule = optim.linear_decay(peak=1.0, total_steps=10)
     for make in (optim.adafactor, optim.adamw, optim.sgd):
