@@ -169,6 +169,9 @@ def make_pool(
 ) -> Pool:
     """Finds out which texts are the same, and what each query must not be given.
 
+    Passages are the same, and are known to be positives, by their normalised texts.
+    Queries stay as they are written, since each is encoded as it is written.
+
     Args:
         pairs: the known positives.
         corpus: what to search; the positives of all pairs by default.

@@ -106,8 +106,11 @@ class Lines:
                     f"{differences(progress['settings'], settings)}. Repeat its "
                     "command, remove the folder, or name another --output."
                 )
-            self.num_queries, self.counts = progress["queries"], progress["counts"]
-            size = progress["bytes"]
+            # A run killed while it moved its lines to their place has none left here.
+            if self._path.exists() and self._path.stat().st_size >= progress["bytes"]:
+                self.num_queries = progress["queries"]
+                self.counts = progress["counts"]
+                size = progress["bytes"]
         with open(self._path, "ab") as file:
             file.truncate(size)
         self._note(size)

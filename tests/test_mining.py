@@ -321,3 +321,16 @@ def test_the_command_names_mistakes(fake_model, tmp_path, capsys):
     assert "The ranks 99 to 100 can't give 5 negatives" in capsys.readouterr().err
     assert mine.main(["--model_dir=m", f"--beir={tmp_path}", "--output=x.jsonl"]) == 1
     assert "Expected BEIR's layout" in capsys.readouterr().err
+
+
+def test_lines_that_were_moved_away_are_made_again(tmp_path):
+    settings = {"rules": {"num_negatives": 1}}
+    lines = mining_files.Lines(tmp_path, settings)
+    lines.add([{"negatives": ["a"]}, {"negatives": []}], 2)
+    again = mining_files.Lines(tmp_path, settings)
+    assert again.num_queries == 2 and again.counts["pairs"] == 2
+    again.finish(packed=False).rename(tmp_path.parent / "mined.jsonl")
+    again = mining_files.Lines(tmp_path, settings)
+    assert again.num_queries == 0 and not any(again.counts.values())
+    again.add([{"negatives": ["a"]}], 1)
+    assert again.finish(packed=False).read_text() == '{"negatives": ["a"]}\n'
