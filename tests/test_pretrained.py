@@ -968,6 +968,21 @@ def test_import_makes_a_model_that_encodes(importable, tmp_path, capsys):
     assert "holds checkpoints" in capsys.readouterr().err
 
 
+def test_import_starts_fresh_what_it_may(importable, tmp_path):
+    report = import_weights.import_weights(
+        importable,
+        tmp_path / "model",
+        pooling="attention",
+        allow_missing=["attention_pooling/.*"],
+    )
+    assert report.initialised == {"attention_pooling/query": (16,)}
+    made = pretrained.load_encoder(tmp_path / "model")
+    assert made.config.pooling == "attention"
+    params = flat(made.read_params())
+    np.testing.assert_array_equal(params.pop("attention_pooling/query"), np.zeros(16))
+    assert_same(params, flat(pretrained.load_encoder(importable).read_params()))
+
+
 def test_import_needs_a_vocabulary_that_fits(tmp_path, capsys):
     weights = folders.golden_weights(decoder=False)
     folder = folders.write_huggingface(tmp_path / "hf", weights)
