@@ -10,6 +10,7 @@ import pickle
 import shutil
 import socket
 import sys
+import tracemalloc
 import types
 import zipfile
 
@@ -316,6 +317,24 @@ def test_torch_file_is_read_without_torch(tmp_path):
     (folder / "pytorch_model.bin").write_bytes(whole[:-50])
     with pytest.raises(ValueError, match=r"pytorch_model.bin is no file of torch 1.6"):
         pretrained.open_checkpoint(folder)
+
+
+def test_opening_a_large_torch_file_reads_little_of_it(tmp_path):
+    path = tmp_path / "pytorch_model.bin"
+    write_torch(path, {"a": np.arange(3, dtype=np.float32)})
+    hole = 2**26
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.start_dir += hole
+        archive.writestr("model/version", "3")
+    assert path.stat().st_size > hole
+    tracemalloc.start()
+    try:
+        opened = torch_files.open_file(path)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    np.testing.assert_array_equal(opened["a"].read(), [0, 1, 2])
+    assert peak < 2**20
 
 
 def test_torch_file_that_would_run_code_is_refused(tmp_path):
