@@ -170,8 +170,8 @@ class DecoderStack(nn.Module):
             x: the embedded start symbol, once for each of ``S`` texts of a row.
             memory: the encoder's hidden states.
             memory_mask: True where a query's own text is.
-            texts: what each position of {} belongs to, by which dropout draws; None
-                switches it off.
+            texts: what each position of ``memory`` belongs to, by which dropout draws;
+                None switches it off.
 
         Returns:
             The decoder's first output for each query.
