@@ -22,7 +22,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 import tensorstore
+from etils import epath
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from sentencepiece import sentencepiece_model_pb2
 
 from sentence_t5 import (
     checkpoints,
@@ -38,6 +40,7 @@ from sentence_t5.pretrained import (
     matching,
     name_tables,
     orbax_files,
+    remote,
     safetensors_io,
     source,
     t5x,
@@ -925,10 +928,61 @@ def test_bucket_that_cannot_be_reached(monkeypatch):
     monkeypatch.setattr(socket, "create_connection", refuse)
     for name in ("HTTPS_PROXY", "https_proxy"):
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(
-        FileNotFoundError, match=r"gs://b/x/checkpoint can't be reached"
-    ):
+    with pytest.raises(FileNotFoundError, match=r"gs://b/x can't be reached"):
         pretrained.open_checkpoint("gs://b/x")
+
+
+@pytest.fixture
+def bucket(tmp_path, monkeypatch):
+    """A local folder that epath and TensorStore find at ``gs://b``."""
+
+    def local(path):
+        return str(path).replace("gs://b", str(tmp_path), 1)
+
+    def there(function, path, *args):
+        return function(local(path), *args)
+
+    kvstore = remote.kvstore
+    monkeypatch.setattr(remote, "kvstore", lambda folder: kvstore(local(folder)))
+    monkeypatch.setattr(epath.gpath, "_is_tf_installed", lambda: False)
+    # Behind a proxy nobody asks whether the bucket can be reached.
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy.invalid")
+    calls = dict.fromkeys(("exists", "isdir", "listdir", "open"), there)
+    with epath.testing.mock_epath(**calls):
+        yield tmp_path
+
+
+@pytest.mark.parametrize("place", ["", "checkpoints", "checkpoints/5",
+                                   "checkpoints/5/params"])  # fmt: skip
+def test_own_checkpoint_in_a_bucket(saved, bucket, place):
+    model_dir, params = saved
+    shutil.copytree(model_dir, bucket / "run")
+    shapes = pretrained.abstract_params(ENCODER)
+    restored, _ = pretrained.restore(f"gs://b/run/{place}".rstrip("/"), shapes, ENCODER)
+    assert_same(flat(restored), params)
+
+
+def test_own_vocabulary_and_t5x_in_a_bucket(importable, bucket):
+    import_weights.import_weights(importable, bucket / "run")
+    loaded = pretrained.load_encoder("gs://b/run")
+    expected = pretrained.load_encoder(importable)
+    assert loaded.max_length == 48
+    assert_same(flat(loaded.read_params()), flat(expected.read_params()))
+    ours = tokenizer_lib.Tokenizer(folders.VOCABULARY)
+    pretrained.check_vocabulary("gs://b/run", ours)
+    proto = sentencepiece_model_pb2.ModelProto.FromString(ours.model_bytes)
+    proto.pieces[50].piece = "another"
+    other = tokenizer_lib.Tokenizer(proto.SerializeToString())
+    with pytest.raises(ValueError, match=r"gs://b/run are for another vocab.*: id 50"):
+        pretrained.check_vocabulary("gs://b/run", other)
+    config = dataclasses.replace(ENCODER, projection_dim=None)
+    params = folders.unrolled(folders.random_params(config))
+    write_msgpack(bucket / "t5x" / "checkpoint", t5x_tree(params))
+    shapes = pretrained.abstract_params(config)
+    restored, _ = pretrained.restore("gs://b/t5x", shapes, config)
+    assert_same(folders.unrolled(flat(restored)), params)
+    with pytest.raises(FileNotFoundError, match=r"gs://b/none holds no checkpoint of "):
+        pretrained.open_checkpoint("gs://b/none")
 
 
 def test_hub_id_is_fetched_or_explained(tmp_path, monkeypatch):
