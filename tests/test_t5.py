@@ -342,3 +342,12 @@ def test_wide_gradients_keep_what_bfloat16_rounds():
 def test_config_refuses(field, value, message):
     with pytest.raises(ValueError, match=f"T5Config.{field}.*{message}"):
         dataclasses.replace(CONFIG, **{field: value})
+
+
+def test_the_dtype_of_gradients_outlives_another_dtype():
+    with pytest.raises(ValueError, match=r"grad_dtype: got 'bfloat16', .*or None for"):
+        dataclasses.replace(CONFIG, dtype="bfloat16", grad_dtype="bfloat16")
+    for grad_dtype, reduced in ((None, "bfloat16"), ("float32", "float32")):
+        config = dataclasses.replace(CONFIG, dtype="bfloat16", grad_dtype=grad_dtype)
+        assert config.reduction_dtype == reduced
+        assert dataclasses.replace(config, dtype="float32").reduction_dtype == "float32"
