@@ -30,7 +30,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from sentence_t5 import encoder as encoder_lib
-from sentence_t5.pretrained import loading, matching
+from sentence_t5.pretrained import loading, matching, vocabulary_files
 from sentence_t5.pretrained import source as source_lib
 from sentence_t5.t5 import layers
 
@@ -239,9 +239,10 @@ def _write_description(source: source_lib.Source, folder: pathlib.Path) -> None:
         )
     if source.vocabulary is not None:
         content["vocabulary"] = {
-            "file": "spiece.model",
+            "file": vocabulary_files.SPIECE_FILE,
             "extra_ids": source.vocabulary.extra_ids,
         }
-        (folder / "spiece.model").write_bytes(source.vocabulary.model_bytes)
+        file = folder / vocabulary_files.SPIECE_FILE
+        file.write_bytes(source.vocabulary.model_bytes)
     text = json.dumps(content, indent=2, ensure_ascii=False)
     (folder / DESCRIPTION_FILE).write_text(text + "\n", encoding="utf-8")

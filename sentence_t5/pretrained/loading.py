@@ -340,7 +340,7 @@ def _unknown(local: pathlib.Path) -> str:
         )
     held = ", ".join(sorted(p.name for p in local.iterdir())[:10]) or "nothing"
     return (
-        f"{local} is no checkpoint of Hugging Face (config.json), of "
-        f"sentence-transformers (modules.json), of T5X (checkpoint) or ours "
-        f"(encoder.json); it holds: {held}."
+        f"{local} is no checkpoint of Hugging Face ({huggingface.CONFIG_FILE}), of "
+        f"sentence-transformers ({st_folder.MODULES_FILE}), of T5X ({t5x.INDEX_FILE}) "
+        f"or ours ({descriptions.DESCRIPTION_FILE}); it holds: {held}."
     )
