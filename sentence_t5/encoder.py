@@ -25,7 +25,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from sentence_t5 import names, pooling
 from sentence_t5.t5 import config as t5_config
-from sentence_t5.t5 import layers, stack
+from sentence_t5.t5 import dropout, layers, stack
 
 POOLINGS = ("mean", "first", "max", "attention", "decoder_first")
 # Vectors shorter than this are left as they are by the norm.
@@ -194,13 +194,13 @@ def _text_index(
     mask: Bool[Array, "B S L"],
     numbers: Int[Array, "B *S"] | None,
     slots: Int[Array, "B L"] | None,
-) -> layers.TextIndex:
+) -> dropout.TextIndex:
     """Says which text each position is of, for dropout."""
     if numbers is None:
         numbers = jnp.arange(mask.shape[0])
     if slots is None:
-        return layers.TextIndex(numbers[:, None])
-    index = layers.TextIndex(numbers, slots)
+        return dropout.TextIndex(numbers[:, None])
+    index = dropout.TextIndex(numbers, slots)
     starts = index.spread(pooling.starts(mask))
     return index._replace(places=jnp.arange(mask.shape[-1]) - starts)
 
