@@ -31,11 +31,12 @@ T5X_PREFIX = "checkpoint_"
 T5X_STATE = "state"
 # Where T5X's state has the parameters.
 T5X_PARAMS = "target"
+# Names the leaves of an item.
+TREE_METADATA = "_METADATA"
 
 _UNFINISHED = ".orbax-checkpoint-tmp"
 _BROKEN = ".broken"
 _STEP_METADATA = "_CHECKPOINT_METADATA"
-_TREE_METADATA = "_METADATA"
 _COMMIT_MARKER = "commit_success.txt"
 
 
@@ -124,7 +125,7 @@ def problem(step_dir: epath.Path, items: Iterable[str] = ITEMS) -> str | None:
             if item == META:
                 json.loads((step_dir / item / "metadata").read_text())
                 continue
-            tree = json.loads((step_dir / item / _TREE_METADATA).read_text())
+            tree = json.loads((step_dir / item / TREE_METADATA).read_text())
             manifest = step_dir / item / "manifest.ocdbt"
             if tree.get("use_ocdbt") and not manifest.exists():
                 return f"{item}/{manifest.name} is missing"
@@ -168,7 +169,7 @@ def find_params(
     base = absolute(path)
     if not base.exists():
         raise FileNotFoundError(f"No checkpoint at {base}: there is no such folder.")
-    if (base / _TREE_METADATA).exists():
+    if (base / TREE_METADATA).exists():
         return base, _check_step(base, base.parent.name, step), []
     is_t5x = base.name.startswith(T5X_PREFIX)
     item = T5X_STATE if is_t5x else PARAMS

@@ -27,7 +27,7 @@ DESCRIPTION_FILE = "encoder.json"
 VOCABULARY_FILE = "spiece.model"
 _FORMAT_VERSION = 1
 # What may differ when a run goes on: how it computes, not what it computes.
-_FREE_T5_FIELDS = ("dtype", "dropout_rate", "remat")
+_FREE_T5_FIELDS = ("dtype", "grad_dtype", "dropout_rate", "remat")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -25,7 +25,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from sentence_t5 import names, pooling
 from sentence_t5.t5 import config as t5_config
-from sentence_t5.t5 import layers, stack
+from sentence_t5.t5 import dropout, layers, stack
 
 POOLINGS = ("mean", "first", "max", "attention", "decoder_first")
 # Vectors shorter than this are left as they are by the norm.
@@ -134,7 +134,8 @@ class SentenceEncoder(nn.Module):
                 instruction's; None if there are no instructions. Without effect if
                 ``config.pool_instruction``.
             text_numbers: each text's number in the global batch, by which dropout
-                draws. Of packed rows, it says how many texts a row may have.
+                draws; by default the row's number in this batch. Packed rows need
+                them, for they say how many texts a row may have.
             slots: packs texts into rows: which of its row's texts each token is of, -1
                 for padding. A row's texts follow one another. None is one text to a
                 row.
@@ -142,11 +143,20 @@ class SentenceEncoder(nn.Module):
         Returns:
             One float32 vector per text, of unit length if ``config.normalize``: [B E],
             or [B S E] of packed rows, where a slot without a text has any vector.
+
+        Raises:
+            ValueError: packed rows without text numbers.
         """
         cfg = self.config
         if slots is None:
             mask = attended = (tokens != names.PAD_ID)[:, None, :]
         else:
+            if text_numbers is None:
+                raise ValueError(
+                    "text_numbers: got None with slots, expected numbers [B S]: their "
+                    "width is how many texts a packed row may have. Without dropout "
+                    "any values do."
+                )
             num_slots = text_numbers.shape[1]
             mask = slots[:, None, :] == jnp.arange(num_slots)[:, None]
             attended = slots[:, :, None] == slots[:, None, :]
@@ -182,13 +192,15 @@ class SentenceEncoder(nn.Module):
 
 def _text_index(
     mask: Bool[Array, "B S L"],
-    numbers: Int[Array, "B *S"],
+    numbers: Int[Array, "B *S"] | None,
     slots: Int[Array, "B L"] | None,
-) -> layers.TextIndex:
+) -> dropout.TextIndex:
     """Says which text each position is of, for dropout."""
+    if numbers is None:
+        numbers = jnp.arange(mask.shape[0])
     if slots is None:
-        return layers.TextIndex(numbers[:, None])
-    index = layers.TextIndex(numbers, slots)
+        return dropout.TextIndex(numbers[:, None])
+    index = dropout.TextIndex(numbers, slots)
     starts = index.spread(pooling.starts(mask))
     return index._replace(places=jnp.arange(mask.shape[-1]) - starts)
 

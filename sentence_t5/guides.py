@@ -18,6 +18,7 @@ from typing import Any
 import jax
 
 from sentence_t5 import (
+    checkpoint_files,
     checkpoints,
     encoder,
     names,
@@ -30,33 +31,52 @@ from sentence_t5 import tokenizer as tokenizer_lib
 _logger = logging.getLogger(__name__)
 
 
+def check_guide(path: str | None, tokenizer: tokenizer_lib.Tokenizer) -> None:
+    """Checks that a guide is there and reads the ids of the data.
+
+    Reads its description and vocabulary and finds its checkpoint; each host by itself,
+    without collectives.
+
+    Args:
+        path: the guide's model_dir, or a checkpoint in it; None for no guide.
+        tokenizer: what the batches' ids are of.
+
+    Raises:
+        FileNotFoundError: there is no model.
+        ValueError: an id is another piece in its vocabulary; its checkpoint is broken.
+    """
+    if path is None:
+        return
+    description = checkpoints.read_description(path)
+    if difference := tokenizer.first_difference(description.tokenizer):
+        number, ours, theirs = difference
+        raise ValueError(
+            f"LossConfig.guide is {path}, which is for another vocabulary: id {number} "
+            f"is {theirs!r} there and {ours!r} in the data's, and the guide reads the "
+            "same token ids. Name a model with the vocabulary of the data."
+        )
+    checkpoint_files.find_params(path)
+
+
 def make_guide(
-    path: str | None,
-    partitioner: partitioning.Partitioner,
-    tokenizer: tokenizer_lib.Tokenizer,
+    path: str | None, partitioner: partitioning.Partitioner
 ) -> Callable[[steps.Batch], steps.Batch]:
-    """Returns a function that adds a guide's vectors to a batch.
+    """Loads a guide and returns a function that adds its vectors to a batch.
+
+    Loading contains collectives: all hosts call this, after ``check_guide`` on each.
 
     Args:
         path: the guide's model_dir, or a checkpoint in it; None for no guide, and a
             function that returns the batch as it is.
         partitioner: the mesh.
-        tokenizer: what the batches' ids are of.
 
     Raises:
         FileNotFoundError: there is no model.
-        ValueError: its vocabulary is another one.
+        ValueError: its checkpoint is broken, or of another encoder than it says.
     """
     if path is None:
         return lambda batch: batch
     description = checkpoints.read_description(path)
-    theirs, ours = description.tokenizer.describe(), tokenizer.describe()
-    if theirs != ours:
-        raise ValueError(
-            f"LossConfig.guide is {path}, whose vocabulary is {theirs}, but the data's "
-            f"is {ours}: the guide reads the same token ids. Name a model with the "
-            "vocabulary of the data."
-        )
     module = encoder.SentenceEncoder(description.encoder)
     shardings, expected = partitioner.encoder_params(description.encoder)
     params, step = checkpoints.load_params(path, shardings=shardings, expected=expected)

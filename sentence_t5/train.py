@@ -216,21 +216,19 @@ def _load_data(
         examples = datasets.load_examples(config)
         datasets.check_token_ids(examples, trainer.model.encoder.t5.vocab_size)
         tokenizer = datasets.tokenizer(config)
-        data = _Data(
-            batches=datasets.make_batches(
-                config,
-                examples,
-                **partitioner.host_share(),
-                num_shards=partitioner.num_batch_shards,
-                num_chunks=trainer.num_chunks(config.batch_size),
-            ),
-            record=data_record.describe(config, examples),
-            tokenizer=tokenizer,
-            guide=guides.make_guide(trainer.model.loss.guide, partitioner, tokenizer),
-            evaluate=_make_evaluate(trainer, loss_config, sts_config, loss_batches),
+        guides.check_guide(trainer.model.loss.guide, tokenizer)
+        batches = datasets.make_batches(
+            config,
+            examples,
+            **partitioner.host_share(),
+            num_shards=partitioner.num_batch_shards,
+            num_chunks=trainer.num_chunks(config.batch_size),
         )
+        record = data_record.describe(config, examples)
+        evaluate = _make_evaluate(trainer, loss_config, sts_config, loss_batches)
     preflight.check_same("training data", examples.fingerprint)
-    return data
+    guide = guides.make_guide(trainer.model.loss.guide, partitioner)
+    return _Data(batches, record, tokenizer, guide, evaluate)
 
 
 def _check_same_run(

@@ -117,6 +117,26 @@ def test_bfloat16_agrees_with_float32():
         assert (exact[name] * embeddings).sum(-1).min() > 0.999
 
 
+def test_texts_without_numbers_are_numbered_by_their_rows():
+    module = encoder_lib.SentenceEncoder(make_config("mean", dropout_rate=0.5))
+    apply = jax.jit(module.apply)
+    key = {"dropout": jax.random.key(1)}
+    variables = {"params": make_params()}
+    tokens = np.stack([TOKENS[0]] * 4)
+    got = apply(variables, tokens, rngs=key)
+    numbered = apply(variables, tokens, text_numbers=np.arange(4), rngs=key)
+    np.testing.assert_array_equal(got, numbered)
+    # Equal texts, and each with draws of its own.
+    assert np.abs(got[1:] - got[:-1]).max(axis=1).min() > 1e-2
+
+
+def test_packed_rows_need_numbers():
+    module = encoder_lib.SentenceEncoder(make_config("mean"))
+    slots = np.where(TOKENS > 0, 0, -1)
+    with pytest.raises(ValueError, match=r"got None with slots, expected .*\[B S\]"):
+        module.apply({"params": make_params()}, TOKENS, slots=slots)
+
+
 def test_without_projection_and_norm_it_is_the_pooled_vector():
     params = make_params()
     raw = dataclasses.replace(make_config("mean"), projection_dim=None, normalize=False)

@@ -190,7 +190,7 @@ def test_stablehlo_computes_the_same_without_this_package(model_dir, tmp_path):
 
 @pytest.mark.parametrize("bidirectional", [True, False])
 def test_position_bias_of_any_length_equals_the_models(bidirectional):
-    module = programs.layers.RelativePositionBias(CONFIG.t5, bidirectional)
+    module = programs.relative_positions.RelativePositionBias(CONFIG.t5, bidirectional)
     table = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
     variables = {"params": {"embedding": table}}
     # 60 is three times the distance from which on all offsets share a bucket.

@@ -11,6 +11,7 @@ import sys
 import jax
 import numpy as np
 import pytest
+from sentencepiece import sentencepiece_model_pb2
 from test_inference import CONFIG, MAX_LENGTH, VOCABULARY, random_params
 from test_losses import differences
 
@@ -23,8 +24,10 @@ from sentence_t5 import (
     names,
     optim,
     partitioning,
+    pretrained,
     steps,
 )
+from sentence_t5.pretrained import vocabulary_files
 from sentence_t5.tokenizer import Tokenizer
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -125,7 +128,7 @@ def test_the_vectors_are_those_of_its_model(model_dir):
         names.RIGHT_TOKENS: tokens[:, 1],
         names.NEGATIVE_TOKENS: tokens[:, 2:],
     }
-    guide = guides.make_guide(str(model_dir), partitioner, Tokenizer(VOCABULARY))
+    guide = guides.make_guide(str(model_dir), partitioner)
     got = guide(partitioner.put_batch(batch))
     rows = tokens.reshape(-1, 8)
     apply = jax.jit(encoder.SentenceEncoder(CONFIG).apply)
@@ -138,9 +141,37 @@ def test_the_vectors_are_those_of_its_model(model_dir):
 
 
 def test_a_guide_with_another_vocabulary_is_refused(model_dir):
-    other = Tokenizer(VOCABULARY, 7)
-    with pytest.raises(ValueError, match=r"vocabulary is .*Name a model with the voc"):
-        guides.make_guide(str(model_dir), partitioning.Partitioner(), other)
+    proto = sentencepiece_model_pb2.ModelProto.FromString(VOCABULARY.read_bytes())
+    proto.pieces[50].piece = "another"
+    other = Tokenizer(proto.SerializeToString())
+    refused = r"another vocabulary: id 50 is '.*' there and 'another' in the data's"
+    with pytest.raises(ValueError, match=refused):
+        guides.check_guide(str(model_dir), other)
+
+
+def test_a_guide_with_the_same_ids_in_other_bytes_is_taken(model_dir, tmp_path):
+    """As of a folder that has its vocabulary in tokenizer.json alone."""
+    ours = pretrained.Vocabulary(VOCABULARY.read_bytes(), 100)
+    content = vocabulary_files.to_tokenizer_json(ours)
+    made = vocabulary_files.from_tokenizer_json(content)
+    theirs = Tokenizer(made.model_bytes, made.extra_ids)
+    assert theirs.sha256 != Tokenizer(VOCABULARY).sha256
+    checkpoints.write_description(tmp_path, CONFIG, theirs, MAX_LENGTH)
+    (tmp_path / "checkpoints").symlink_to(model_dir / "checkpoints")
+    guides.check_guide(str(tmp_path), Tokenizer(VOCABULARY))
+    guides.check_guide(str(tmp_path), Tokenizer(VOCABULARY, 7))
+
+
+def test_checking_a_guide_loads_nothing(model_dir, tmp_path, monkeypatch):
+    monkeypatch.delattr(checkpoints, "load_params")
+    tokenizer = Tokenizer(VOCABULARY)
+    guides.check_guide(None, tokenizer)
+    guides.check_guide(str(model_dir), tokenizer)
+    with pytest.raises(FileNotFoundError, match=r"No encoder.json in .*/nothing"):
+        guides.check_guide(str(tmp_path / "nothing"), tokenizer)
+    checkpoints.write_description(tmp_path, CONFIG, tokenizer, MAX_LENGTH)
+    with pytest.raises(FileNotFoundError, match="No checkpoint in"):
+        guides.check_guide(str(tmp_path), tokenizer)
 
 
 def test_without_its_vectors_nothing_is_trained():

@@ -1,5 +1,6 @@
 """Encoding: order, padding, shapes compiled, devices, policies, and no TensorFlow."""
 
+import dataclasses
 import logging
 import pathlib
 import shutil
@@ -349,7 +350,13 @@ def test_description_refuses_another_meaning(model_dir):
             model_dir, CONFIG, Tokenizer(VOCABULARY, 10), MAX_LENGTH
         )
     # The same run may go on computing in another way.
-    checkpoints.write_description(model_dir, CONFIG, tokenizer, MAX_LENGTH)
+    t5 = dataclasses.replace(T5, dtype="bfloat16", grad_dtype="float32", remat="full")
+    other = dataclasses.replace(CONFIG, t5=t5)
+    checkpoints.write_description(model_dir, other, tokenizer, MAX_LENGTH)
+    try:
+        assert SentenceT5.load(model_dir, dtype="float32").config.t5.dtype == "float32"
+    finally:
+        checkpoints.write_description(model_dir, CONFIG, tokenizer, MAX_LENGTH)
 
 
 def test_going_on_keeps_prompts_and_says_another_length(model_dir, tmp_path, caplog):

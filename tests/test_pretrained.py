@@ -10,6 +10,7 @@ import pickle
 import shutil
 import socket
 import sys
+import tracemalloc
 import types
 import zipfile
 
@@ -21,7 +22,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 import tensorstore
+from etils import epath
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from sentencepiece import sentencepiece_model_pb2
 
 from sentence_t5 import (
     checkpoints,
@@ -37,6 +40,7 @@ from sentence_t5.pretrained import (
     matching,
     name_tables,
     orbax_files,
+    remote,
     safetensors_io,
     source,
     t5x,
@@ -316,6 +320,24 @@ def test_torch_file_is_read_without_torch(tmp_path):
     (folder / "pytorch_model.bin").write_bytes(whole[:-50])
     with pytest.raises(ValueError, match=r"pytorch_model.bin is no file of torch 1.6"):
         pretrained.open_checkpoint(folder)
+
+
+def test_opening_a_large_torch_file_reads_little_of_it(tmp_path):
+    path = tmp_path / "pytorch_model.bin"
+    write_torch(path, {"a": np.arange(3, dtype=np.float32)})
+    hole = 2**26
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.start_dir += hole
+        archive.writestr("model/version", "3")
+    assert path.stat().st_size > hole
+    tracemalloc.start()
+    try:
+        opened = torch_files.open_file(path)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    np.testing.assert_array_equal(opened["a"].read(), [0, 1, 2])
+    assert peak < 2**20
 
 
 def test_torch_file_that_would_run_code_is_refused(tmp_path):
@@ -906,10 +928,61 @@ def test_bucket_that_cannot_be_reached(monkeypatch):
     monkeypatch.setattr(socket, "create_connection", refuse)
     for name in ("HTTPS_PROXY", "https_proxy"):
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(
-        FileNotFoundError, match=r"gs://b/x/checkpoint can't be reached"
-    ):
+    with pytest.raises(FileNotFoundError, match=r"gs://b/x can't be reached"):
         pretrained.open_checkpoint("gs://b/x")
+
+
+@pytest.fixture
+def bucket(tmp_path, monkeypatch):
+    """A local folder that epath and TensorStore find at ``gs://b``."""
+
+    def local(path):
+        return str(path).replace("gs://b", str(tmp_path), 1)
+
+    def there(function, path, *args):
+        return function(local(path), *args)
+
+    kvstore = remote.kvstore
+    monkeypatch.setattr(remote, "kvstore", lambda folder: kvstore(local(folder)))
+    monkeypatch.setattr(epath.gpath, "_is_tf_installed", lambda: False)
+    # Behind a proxy nobody asks whether the bucket can be reached.
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy.invalid")
+    calls = dict.fromkeys(("exists", "isdir", "listdir", "open"), there)
+    with epath.testing.mock_epath(**calls):
+        yield tmp_path
+
+
+@pytest.mark.parametrize("place", ["", "checkpoints", "checkpoints/5",
+                                   "checkpoints/5/params"])  # fmt: skip
+def test_own_checkpoint_in_a_bucket(saved, bucket, place):
+    model_dir, params = saved
+    shutil.copytree(model_dir, bucket / "run")
+    shapes = pretrained.abstract_params(ENCODER)
+    restored, _ = pretrained.restore(f"gs://b/run/{place}".rstrip("/"), shapes, ENCODER)
+    assert_same(flat(restored), params)
+
+
+def test_own_vocabulary_and_t5x_in_a_bucket(importable, bucket):
+    import_weights.import_weights(importable, bucket / "run")
+    loaded = pretrained.load_encoder("gs://b/run")
+    expected = pretrained.load_encoder(importable)
+    assert loaded.max_length == 48
+    assert_same(flat(loaded.read_params()), flat(expected.read_params()))
+    ours = tokenizer_lib.Tokenizer(folders.VOCABULARY)
+    pretrained.check_vocabulary("gs://b/run", ours)
+    proto = sentencepiece_model_pb2.ModelProto.FromString(ours.model_bytes)
+    proto.pieces[50].piece = "another"
+    other = tokenizer_lib.Tokenizer(proto.SerializeToString())
+    with pytest.raises(ValueError, match=r"gs://b/run are for another vocab.*: id 50"):
+        pretrained.check_vocabulary("gs://b/run", other)
+    config = dataclasses.replace(ENCODER, projection_dim=None)
+    params = folders.unrolled(folders.random_params(config))
+    write_msgpack(bucket / "t5x" / "checkpoint", t5x_tree(params))
+    shapes = pretrained.abstract_params(config)
+    restored, _ = pretrained.restore("gs://b/t5x", shapes, config)
+    assert_same(folders.unrolled(flat(restored)), params)
+    with pytest.raises(FileNotFoundError, match=r"gs://b/none holds no checkpoint of "):
+        pretrained.open_checkpoint("gs://b/none")
 
 
 def test_hub_id_is_fetched_or_explained(tmp_path, monkeypatch):
@@ -966,6 +1039,21 @@ def test_import_makes_a_model_that_encodes(importable, tmp_path, capsys):
     )
     assert import_weights.main(command) == 1
     assert "holds checkpoints" in capsys.readouterr().err
+
+
+def test_import_starts_fresh_what_it_may(importable, tmp_path):
+    report = import_weights.import_weights(
+        importable,
+        tmp_path / "model",
+        pooling="attention",
+        allow_missing=["attention_pooling/.*"],
+    )
+    assert report.initialised == {"attention_pooling/query": (16,)}
+    made = pretrained.load_encoder(tmp_path / "model")
+    assert made.config.pooling == "attention"
+    params = flat(made.read_params())
+    np.testing.assert_array_equal(params.pop("attention_pooling/query"), np.zeros(16))
+    assert_same(params, flat(pretrained.load_encoder(importable).read_params()))
 
 
 def test_import_needs_a_vocabulary_that_fits(tmp_path, capsys):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from sentence_t5.t5 import config as t5_config
-from sentence_t5.t5 import layers, stack
+from sentence_t5.t5 import layers, relative_positions, stack
 
 CONFIG = t5_config.T5Config(
     vocab_size=32,
@@ -138,12 +138,12 @@ def test_attention_equals_numpy_with_padding_and_bias():
 
 
 def test_buckets_of_the_first_ten_positions():
-    table = layers.relative_position_buckets(
+    table = relative_positions.relative_position_buckets(
         10, 10, bidirectional=True, num_buckets=32, max_distance=128
     )
     expected = np.array(BIDIRECTIONAL.split(), int).reshape(10, 10)
     np.testing.assert_array_equal(table, expected)
-    causal = layers.relative_position_buckets(
+    causal = relative_positions.relative_position_buckets(
         10, 10, bidirectional=False, num_buckets=32, max_distance=128
     )
     # No bucket for what comes later; sixteen single offsets before the coarse ones.
@@ -154,7 +154,7 @@ def test_buckets_of_the_first_ten_positions():
 
 def test_buckets_at_the_borders():
     def bucket(offset, bidirectional):
-        table = layers.relative_position_buckets(
+        table = relative_positions.relative_position_buckets(
             600, 600, bidirectional=bidirectional, num_buckets=32, max_distance=128
         )
         return int(table[max(0, -offset), max(0, offset)])
@@ -167,10 +167,10 @@ def test_buckets_at_the_borders():
 
 
 def test_relative_position_bias_looks_buckets_up():
-    bias = layers.RelativePositionBias(CONFIG, True)
+    bias = relative_positions.RelativePositionBias(CONFIG, True)
     table = np.random.default_rng(2).normal(size=(8, 3)).astype(np.float32)
     out = bias.apply({"params": {"embedding": table}}, 4, 6)
-    buckets = layers.relative_position_buckets(
+    buckets = relative_positions.relative_position_buckets(
         4, 6, bidirectional=True, num_buckets=8, max_distance=20
     )
     np.testing.assert_allclose(out, table[buckets].transpose(2, 0, 1), atol=1e-6)
@@ -209,7 +209,7 @@ def stacked(params):
 
 def test_encoder_equals_numpy(encoded):
     params, x, mask, out = encoded
-    buckets = layers.relative_position_buckets(
+    buckets = relative_positions.relative_position_buckets(
         6, 6, bidirectional=True, num_buckets=8, max_distance=20
     )
     bias = params["relpos_bias"]["embedding"][buckets].transpose(2, 0, 1)
@@ -342,3 +342,12 @@ def test_wide_gradients_keep_what_bfloat16_rounds():
 def test_config_refuses(field, value, message):
     with pytest.raises(ValueError, match=f"T5Config.{field}.*{message}"):
         dataclasses.replace(CONFIG, **{field: value})
+
+
+def test_the_dtype_of_gradients_outlives_another_dtype():
+    with pytest.raises(ValueError, match=r"grad_dtype: got 'bfloat16', .*or None for"):
+        dataclasses.replace(CONFIG, dtype="bfloat16", grad_dtype="bfloat16")
+    for grad_dtype, reduced in ((None, "bfloat16"), ("float32", "float32")):
+        config = dataclasses.replace(CONFIG, dtype="bfloat16", grad_dtype=grad_dtype)
+        assert config.reduction_dtype == reduced
+        assert dataclasses.replace(config, dtype="float32").reduction_dtype == "float32"

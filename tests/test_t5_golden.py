@@ -12,7 +12,7 @@ from sentence_t5 import encoder as encoder_lib
 from sentence_t5 import pretrained
 from sentence_t5.pretrained import matching, name_tables, source, tensors
 from sentence_t5.t5 import config as t5_config
-from sentence_t5.t5 import layers, stack
+from sentence_t5.t5 import relative_positions, stack
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
 LENGTHS = [1, 16, 200, 512]
@@ -100,7 +100,7 @@ def test_buckets_equal_hugging_face_for_offsets_to_600(
 ):
     frozen = np.load(GOLDEN / "hf_buckets.npz")
     direction = "bidirectional" if bidirectional else "causal"
-    table = layers.relative_position_buckets(
+    table = relative_positions.relative_position_buckets(
         601, 601, bidirectional=bidirectional, num_buckets=buckets,
         max_distance=distance,
     )  # fmt: skip

@@ -14,6 +14,7 @@ to the largest distance, since a program of any length can't hold one matrix.
 
 import contextlib
 import dataclasses
+import functools
 import json
 import logging
 import os
@@ -30,9 +31,9 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from sentence_t5 import encoder as encoder_lib
-from sentence_t5.pretrained import loading, matching
+from sentence_t5.pretrained import loading, matching, vocabulary_files
 from sentence_t5.pretrained import source as source_lib
-from sentence_t5.t5 import layers
+from sentence_t5.t5 import relative_positions
 
 PROGRAM_FILE = "model.stablehlo"
 WEIGHTS_FILE = "weights.npz"
@@ -168,7 +169,7 @@ def _positions_of_any_length() -> Iterator[None]:
 
     def intercept(call, args, kwargs, context):
         module = context.module
-        if isinstance(module, layers.RelativePositionBias):
+        if isinstance(module, relative_positions.RelativePositionBias):
             return position_bias(module, *args, **kwargs)
         return call(*args, **kwargs)
 
@@ -177,7 +178,9 @@ def _positions_of_any_length() -> Iterator[None]:
 
 
 def position_bias(
-    module: layers.RelativePositionBias, query_length: int, memory_length: int
+    module: relative_positions.RelativePositionBias,
+    query_length: int,
+    memory_length: int,
 ) -> Float[Array, "H Q M"]:
     """Computes what the module does, for lengths that may be symbols.
 
@@ -191,13 +194,13 @@ def position_bias(
     """
     config = module.config
     reach = config.relpos_max_distance
-    options = {
-        "bidirectional": module.bidirectional,
-        "num_buckets": config.relpos_num_buckets,
-        "max_distance": reach,
-    }
-    later = layers.relative_position_buckets(1, reach + 1, **options)[0]
-    earlier = layers.relative_position_buckets(reach + 1, 1, **options)[:, 0]
+    find = functools.partial(
+        relative_positions.relative_position_buckets,
+        bidirectional=module.bidirectional,
+        num_buckets=config.relpos_num_buckets,
+        max_distance=reach,
+    )
+    later, earlier = find(1, reach + 1)[0], find(reach + 1, 1)[:, 0]
     # Entry reach + k is the bucket of offset k, memory minus query.
     buckets = np.concatenate([earlier[:0:-1], later])
     table = module.get_variable("params", "embedding")
@@ -239,9 +242,10 @@ def _write_description(source: source_lib.Source, folder: pathlib.Path) -> None:
         )
     if source.vocabulary is not None:
         content["vocabulary"] = {
-            "file": "spiece.model",
+            "file": vocabulary_files.SPIECE_FILE,
             "extra_ids": source.vocabulary.extra_ids,
         }
-        (folder / "spiece.model").write_bytes(source.vocabulary.model_bytes)
+        file = folder / vocabulary_files.SPIECE_FILE
+        file.write_bytes(source.vocabulary.model_bytes)
     text = json.dumps(content, indent=2, ensure_ascii=False)
     (folder / DESCRIPTION_FILE).write_text(text + "\n", encoding="utf-8")

@@ -17,6 +17,7 @@ import flax.linen as nn
 import flax.traverse_util
 import jax
 import jax.numpy as jnp
+from etils import epath
 
 from sentence_t5 import checkpoint_files, descriptions
 from sentence_t5 import encoder as encoder_lib
@@ -80,7 +81,8 @@ def open_checkpoint(
 
     Args:
         path: a folder or file of ours, of Hugging Face, of sentence-transformers or of
-            T5X; a ``gs://`` folder of T5X; or a model's id on the Hugging Face hub.
+            T5X; a ``gs://`` folder of ours or of T5X; or a model's id on the Hugging
+            Face hub.
         step: the step, where a folder of ours holds several; the newest by default.
 
     Raises:
@@ -88,6 +90,16 @@ def open_checkpoint(
         ValueError: no format that is read here.
     """
     if remote.is_remote(path):
+        remote.check_reachable(str(path))
+        folder = epath.Path(path)
+        if _is_ours(folder):
+            return orbax_files.open_checkpoint(folder, step)
+        if not (folder / t5x.INDEX_FILE).exists():
+            raise FileNotFoundError(
+                f"{path} holds no checkpoint of ours ({descriptions.DESCRIPTION_FILE}) "
+                f"or of T5X ({t5x.INDEX_FILE}). Other formats are read from a local "
+                "folder (gcloud storage cp -r)."
+            )
         return t5x.open_checkpoint(path)
     local = pathlib.Path(path).expanduser()
     if not local.exists() and _HUB_ID.fullmatch(str(path)):
@@ -100,7 +112,7 @@ def open_checkpoint(
         return huggingface.open_folder(local)
     if t5x.is_checkpoint(local):
         return t5x.open_checkpoint(local)
-    if local.is_dir() and _is_ours(local):
+    if local.is_dir() and _is_ours(epath.Path(local)):
         return orbax_files.open_checkpoint(local, step)
     raise ValueError(_unknown(local))
 
@@ -260,22 +272,31 @@ def _shapes(config: encoder_lib.EncoderConfig) -> PyTree:
     )
 
 
-def _is_ours(folder: pathlib.Path) -> bool:
+def _is_ours(folder: epath.Path) -> bool:
+    """Whether this package's weights lie in a folder, local or in a bucket."""
     return (
         (folder / descriptions.DESCRIPTION_FILE).exists()
         or (folder / checkpoint_files.CHECKPOINTS_DIR).exists()
         or (folder / checkpoint_files.PARAMS).exists()
         or _is_ours_by_t5x(folder)
-        or bool(list(folder.glob(f"*/{checkpoint_files.PARAMS}")))
-        or (folder / "_METADATA").exists()
+        or (folder / checkpoint_files.TREE_METADATA).exists()
+        or _is_checkpoints_dir(folder)
     )
 
 
-def _is_ours_by_t5x(step_dir: pathlib.Path) -> bool:
+def _is_ours_by_t5x(step_dir: epath.Path) -> bool:
     """Whether T5X's train.py saved a step of one of our models there."""
     return (step_dir / checkpoint_files.T5X_STATE).exists() and (
         step_dir.parent / descriptions.DESCRIPTION_FILE
     ).exists()
+
+
+def _is_checkpoints_dir(folder: epath.Path) -> bool:
+    """Whether steps lie in a folder; other folders in it are not looked into."""
+    return any(
+        (folder / str(step) / checkpoint_files.PARAMS).exists()
+        for step in checkpoint_files.list_steps(folder)
+    )
 
 
 def _download(hub_id: str) -> pathlib.Path:
@@ -319,7 +340,7 @@ def _unknown(local: pathlib.Path) -> str:
         )
     held = ", ".join(sorted(p.name for p in local.iterdir())[:10]) or "nothing"
     return (
-        f"{local} is no checkpoint of Hugging Face (config.json), of "
-        f"sentence-transformers (modules.json), of T5X (checkpoint) or ours "
-        f"(encoder.json); it holds: {held}."
+        f"{local} is no checkpoint of Hugging Face ({huggingface.CONFIG_FILE}), of "
+        f"sentence-transformers ({st_folder.MODULES_FILE}), of T5X ({t5x.INDEX_FILE}) "
+        f"or ours ({descriptions.DESCRIPTION_FILE}); it holds: {held}."
     )

@@ -277,7 +277,7 @@ def initialise(
     names: Sequence[str],
     wanted: Mapping[str, Any],
     config: encoder_lib.EncoderConfig,
-    rng: jax.Array | None,
+    rng: jax.Array | None = None,
 ) -> dict[str, jax.Array | np.ndarray]:
     """Draws parameters as the model does, and only these.
 

@@ -18,8 +18,6 @@ from sentence_t5 import checkpoint_files, descriptions
 from sentence_t5.pretrained import remote, t5x, tensors
 from sentence_t5.pretrained import source as source_lib
 
-_METADATA = "_METADATA"
-
 
 def open_checkpoint(
     path: str | os.PathLike, step: int | None = None
@@ -49,7 +47,7 @@ def open_checkpoint(
 
 def open_tensors(folder: epath.Path) -> dict[str, tensors.Tensor]:
     """Opens every parameter in an item's folder by its path, joined with ``/``."""
-    metadata = json.loads((folder / _METADATA).read_text())
+    metadata = json.loads((folder / checkpoint_files.TREE_METADATA).read_text())
     base = remote.kvstore(folder)
     if metadata.get("use_ocdbt", True):
         base = {"driver": "ocdbt", "base": base}

@@ -68,9 +68,10 @@ def open_file(path: str | os.PathLike) -> dict[str, tensors.Tensor]:
             info = entries[f"{root}data/{key}"]
             if info.compress_type != zipfile.ZIP_STORED:
                 raise ValueError(f"{path}: {info.filename} is compressed.")
-            header = mapped[info.header_offset :][:_LOCAL_HEADER_BYTES]
+            begin = info.header_offset
+            header = mapped[begin : begin + _LOCAL_HEADER_BYTES]
             name_length, extra_length = struct.unpack("<HH", header[26:30])
-            return info.header_offset + _LOCAL_HEADER_BYTES + name_length + extra_length
+            return begin + _LOCAL_HEADER_BYTES + name_length + extra_length
 
         with archive.open(pickled) as stream:
             reader = _Unpickler(stream, find, mapped)

@@ -34,8 +34,9 @@ class T5Config:
         dtype: of activations; parameters are always float32. float16 overflows in T5's
             MLP and is refused.
         grad_dtype: in which a weight's gradient leaves its product and is summed over
-            devices: ``float32`` keeps the product's own sums, for twice the traffic of
-            ``bfloat16``. None is ``dtype``.
+            devices. None is ``dtype``; ``float32`` keeps the product's own sums, for
+            twice the traffic of bfloat16. There is no other, so that any may go with
+            any ``dtype``.
         scan_layers: one compiled layer, parameters stacked on a leading axis.
         remat: what the backward pass recomputes: ``none``, ``dots`` (keeps matrix
             products) or ``full`` (keeps layer inputs only).
@@ -88,7 +89,7 @@ class T5Config:
             f"one of {_DTYPES} (float16 overflows in T5's MLP)",
         )  # fmt: skip
         _require(
-            self.grad_dtype in (None, self.dtype, "float32"),
+            self.grad_dtype in (None, "float32"),
             "grad_dtype", self.grad_dtype, "'float32', or None for that of dtype",
         )  # fmt: skip
         _require(self.remat in _REMAT, "remat", self.remat, f"one of {_REMAT}")

@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float
 
 from sentence_t5 import names
 from sentence_t5.t5 import config as t5_config
-from sentence_t5.t5 import layers
+from sentence_t5.t5 import dropout, layers, relative_positions
 
 _REMAT_POLICIES = {
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
@@ -36,12 +36,12 @@ class EncoderLayer(nn.Module):
         x: Float[Array, "B L D"],
         mask: Bool[Array, "B #L L"],
         bias: Float[Array, "H L L"],
-        texts: layers.TextIndex | None,
+        texts: dropout.TextIndex | None,
     ) -> tuple[Float[Array, "B L D"], None]:
         """Runs one layer; the second output is what ``nn.scan`` wants."""
         cfg = self.config
         norm = functools.partial(layers.RMSNorm, cfg.layer_norm_epsilon, cfg.dtype)
-        drop = functools.partial(layers.Dropout, cfg.dropout_rate)
+        drop = functools.partial(dropout.Dropout, cfg.dropout_rate)
         x = layers.constrain_hidden(x)
         h = norm(name="attention_norm")(x)
         h = layers.Attention(cfg, name="attention")(h, h, mask, bias, texts)
@@ -64,13 +64,13 @@ class DecoderLayer(nn.Module):
         bias: Float[Array, "H S S"],
         memory: Float[Array, "B L D"],
         memory_mask: Bool[Array, "B S L"],
-        texts: layers.TextIndex | None,
-        memory_texts: layers.TextIndex | None,
+        texts: dropout.TextIndex | None,
+        memory_texts: dropout.TextIndex | None,
     ) -> tuple[Float[Array, "B S D"], None]:
         """Runs one layer; the second output is what ``nn.scan`` wants."""
         cfg = self.config
         norm = functools.partial(layers.RMSNorm, cfg.layer_norm_epsilon, cfg.dtype)
-        drop = functools.partial(layers.Dropout, cfg.dropout_rate)
+        drop = functools.partial(dropout.Dropout, cfg.dropout_rate)
         h = norm(name="self_attention_norm")(x)
         h = layers.Attention(cfg, name="self_attention")(h, h, self_mask, bias, texts)
         x = x + drop()(h, texts)
@@ -126,7 +126,7 @@ class EncoderStack(nn.Module):
         self,
         x: Float[Array, "B L D"],
         mask: Bool[Array, "B #L L"],
-        texts: layers.TextIndex | None = None,
+        texts: dropout.TextIndex | None = None,
     ) -> Float[Array, "B L D"]:
         """Encodes.
 
@@ -142,13 +142,12 @@ class EncoderStack(nn.Module):
         """
         cfg = self.config
         length = x.shape[1]
-        bias = layers.RelativePositionBias(cfg, True, name="relpos_bias")(
-            length, length
-        )
-        x = layers.Dropout(cfg.dropout_rate)(x, texts)
+        relpos = relative_positions.RelativePositionBias(cfg, True, name="relpos_bias")
+        bias = relpos(length, length)
+        x = dropout.Dropout(cfg.dropout_rate)(x, texts)
         x = _run_layers(EncoderLayer, cfg, cfg.num_layers, x, mask, bias, texts)
         x = layers.RMSNorm(cfg.layer_norm_epsilon, cfg.dtype, name="final_norm")(x)
-        return layers.Dropout(cfg.dropout_rate)(x, texts)
+        return dropout.Dropout(cfg.dropout_rate)(x, texts)
 
 
 class DecoderStack(nn.Module):
@@ -162,7 +161,7 @@ class DecoderStack(nn.Module):
         x: Float[Array, "B S D"],
         memory: Float[Array, "B L D"],
         memory_mask: Bool[Array, "B S L"],
-        texts: layers.TextIndex | None = None,
+        texts: dropout.TextIndex | None = None,
     ) -> Float[Array, "B S D"]:
         """Decodes one step.
 
@@ -170,8 +169,8 @@ class DecoderStack(nn.Module):
             x: the embedded start symbol, once for each of ``S`` texts of a row.
             memory: the encoder's hidden states.
             memory_mask: True where a query's own text is.
-            texts: what each position of {} belongs to, by which dropout draws; None
-                switches it off.
+            texts: what each position of ``memory`` belongs to, by which dropout draws;
+                None switches it off.
 
         Returns:
             The decoder's first output for each query.
@@ -180,15 +179,16 @@ class DecoderStack(nn.Module):
         num_queries = x.shape[1]
         # Every query is at position 0 and sees itself alone. The bias of offset 0 then
         # cancels in the softmax; it is kept so that the parameters are those of a T5.
-        bias = layers.RelativePositionBias(cfg, False, name="relpos_bias")(1, 1)
+        relpos = relative_positions.RelativePositionBias(cfg, False, name="relpos_bias")
+        bias = relpos(1, 1)
         bias = jax.numpy.broadcast_to(bias, (cfg.num_heads, num_queries, num_queries))
         queries = None if texts is None else texts.of_texts()
         # A numpy constant: ONNX has no identity matrix of booleans.
         self_mask = np.eye(num_queries, dtype=bool)[None]
-        x = layers.Dropout(cfg.dropout_rate)(x, queries)
+        x = dropout.Dropout(cfg.dropout_rate)(x, queries)
         x = _run_layers(
             DecoderLayer, cfg, cfg.num_decoder_layers,
             x, self_mask, bias, memory, memory_mask, queries, texts,
         )  # fmt: skip
         x = layers.RMSNorm(cfg.layer_norm_epsilon, cfg.dtype, name="final_norm")(x)
-        return layers.Dropout(cfg.dropout_rate)(x, queries)
+        return dropout.Dropout(cfg.dropout_rate)(x, queries)
