@@ -15,7 +15,7 @@ from collections.abc import Mapping
 import jax
 from etils import epath
 
-from sentence_t5 import checkpoint_files
+from sentence_t5 import checkpoint_files, whole_files
 from sentence_t5 import encoder as encoder_lib
 from sentence_t5 import tokenizer as tokenizer_lib
 
@@ -85,8 +85,8 @@ def write_description(
         _check_same_encoder(path, json.loads(path.read_text()), content)
     if jax.process_index() == 0:
         directory.mkdir(parents=True, exist_ok=True)
-        _write(directory / VOCABULARY_FILE, tokenizer.model_bytes)
-        _write(path, (json.dumps(content, indent=2) + "\n").encode())
+        whole_files.write(directory / VOCABULARY_FILE, tokenizer.model_bytes)
+        whole_files.write(path, (json.dumps(content, indent=2) + "\n").encode())
 
 
 def read_description(path: str | os.PathLike) -> Description:
@@ -184,10 +184,3 @@ def _check_same_encoder(path: epath.Path, old: dict, new: dict) -> None:
             f"{'; '.join(different)}. Use another model_dir, or the config they were "
             "made with."
         )
-
-
-def _write(path: epath.Path, content: bytes) -> None:
-    """Writes a file in one go, so that readers never see half of it."""
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_bytes(content)
-    temporary.replace(path)

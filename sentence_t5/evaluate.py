@@ -32,6 +32,7 @@ from sentence_t5 import (
     inference,
     instructions,
     retrieve,
+    whole_files,
 )
 from sentence_t5.evals import geometry_plots, sts_sets, transfer, transfer_sets
 from sentence_t5.tasks import beir_folder
@@ -55,19 +56,39 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parse(argv)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
     try:
+        _check_targets(args)
         report = _run(args)
+        # The report first: a plot or a closed pipe must not cost the scores.
+        if args.json:
+            text = json.dumps(report, indent=2, allow_nan=False)
+            whole_files.write(args.json, f"{text}\n".encode())
+        print(format_table(report))
+        if args.plot:
+            names = [entry["name"] for entry in report["geometry"]]
+            geometry_plots.draw(args.plot, report["geometry"], names)
     except (OSError, ValueError, ImportError, FloatingPointError) as error:
         print(f"evaluate: {error}", file=sys.stderr)
         return 1
-    print(format_table(report))
-    if args.plot:
-        names = [entry["name"] for entry in report["geometry"]]
-        geometry_plots.draw(args.plot, report["geometry"], names)
-    if args.json:
-        with open(args.json, "w", encoding="utf-8") as file:
-            json.dump(report, file, indent=2, allow_nan=False)
-            file.write("\n")
     return 0
+
+
+def _check_targets(args: argparse.Namespace) -> None:
+    """Refuses names that nothing could be written to, before hours of scoring.
+
+    Raises:
+        ValueError: the folder isn't there or takes no files, or the name is that of a
+            folder or a device.
+    """
+    for flag, path in (("--json", args.json), ("--plot", args.plot)):
+        if not path:
+            continue
+        folder = os.path.dirname(os.path.abspath(path))
+        if not os.path.isdir(folder):
+            raise ValueError(f"{flag}={path}: there is no folder {folder}. Make it.")
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise ValueError(f"{flag}={path}: {folder} takes no files. Name another.")
+        if os.path.exists(path) and not os.path.isfile(path):
+            raise ValueError(f"{flag}={path}: that is no file. Name one to write.")
 
 
 def _run(args: argparse.Namespace) -> dict[str, Any]:
