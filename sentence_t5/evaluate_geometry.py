@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from sentence_t5 import embedding_cache, encode, inference
+from sentence_t5 import embedding_cache, encode, inference, truncation
 from sentence_t5.evals import aligned, geometry, sts_sets
 
 # Pairs scored above it are positive. 4 of 5 is "equivalent but for details".
@@ -113,17 +113,10 @@ def make_entry(
         A JSON-able entry; what is undefined is None, with a note.
     """
     vectors = embedding_cache.encode(model, texts.texts, label=texts.name, **encoding)
-    num_truncated = int(
-        model.truncated(
-            texts.texts, encoding["max_length"], instruction=encoding["prompt"]
-        ).sum()
-    )
+    max_length = encoding["max_length"]
+    num_truncated = truncation.count(model, texts.texts, max_length, encoding["prompt"])
     values, notes = _measure(np.asarray(vectors, np.float64), texts)
-    if num_truncated:
-        notes.append(
-            f"{num_truncated} of {len(texts.texts)} texts truncated (max "
-            f"{encoding['max_length']} tokens)."
-        )
+    notes += truncation.notes(num_truncated, len(texts.texts), max_length)
     return {
         "name": texts.name,
         "sha256": texts.sha256,

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from sentence_t5 import inference, names
+from sentence_t5 import inference, names, truncation
 from sentence_t5.evals import aligned, pair_ranks
 from sentence_t5.tasks import medi_rows, records
 
@@ -100,11 +100,6 @@ def make_entry(
     }
     num_truncated = sum(task["texts_truncated"] for task in tasks.values())
     num_texts = sum(task["texts"] for task in tasks.values())
-    notes = []
-    if num_truncated:
-        notes.append(
-            f"{num_truncated} of {num_texts} texts truncated (max {max_length} tokens)."
-        )
     return {
         "name": rows.name,
         "sha256": rows.sha256,
@@ -115,7 +110,7 @@ def make_entry(
         "texts_truncated": num_truncated,
         **mean(tasks),
         "tasks": tasks,
-        "notes": notes,
+        "notes": truncation.notes(num_truncated, num_texts, max_length),
     }
 
 
@@ -205,8 +200,7 @@ def _encode(
         show_progress=False,
         **options,
     )
-    cut = model.truncated(texts, options["max_length"], instruction=befores)
-    return vectors, int(cut.sum())
+    return vectors, truncation.count(model, texts, options["max_length"], befores)
 
 
 def format_table(entries: Sequence[Mapping[str, Any]]) -> str:

@@ -12,7 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from sentence_t5 import embedding_cache, encoder, inference, instructions, search
+from sentence_t5 import (
+    embedding_cache,
+    encoder,
+    inference,
+    instructions,
+    search,
+    truncation,
+)
 from sentence_t5.tasks import beir_folder
 
 # Passages ranked for each query, as BEIR's runs have them.
@@ -158,8 +165,7 @@ def describe_side(model: inference.SentenceT5, side: Side) -> dict[str, Any]:
 def num_truncated(model: inference.SentenceT5, texts: Sequence[str], side: Side) -> int:
     """Counts the texts of a side that are longer than its length."""
     how = describe_side(model, side)
-    truncated = model.truncated(texts, how["max_length"], instruction=how["prompt"])
-    return int(truncated.sum())
+    return truncation.count(model, texts, how["max_length"], how["prompt"])
 
 
 def embed(

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from sentence_t5 import checkpoints, encoder, evaluate, evaluate_geometry
+from sentence_t5 import checkpoints, encoder, evaluate, evaluate_geometry, truncation
 from sentence_t5.evals import geometry_plots, sts, sts_sets
 from sentence_t5.inference import SentenceT5
 from sentence_t5.t5.config import T5Config
@@ -164,6 +164,41 @@ def test_truncated_texts_are_counted():
     report = evaluate.make_report(FakeModel(), [make_set("own", ROWS)], max_length=2)
     assert report["sts"][0]["texts_truncated"] == 8
     assert "8 of 16 texts truncated (max 2 tokens)" in evaluate.format_table(report)
+
+
+def test_truncation_is_counted_and_noted_in_one_way():
+    assert truncation.count(FakeModel(), ["1", "22", "333"], 1, "") == 2
+    (note,) = truncation.notes(2, 3, 1, "query texts")
+    assert note == "2 of 3 query texts truncated (max 1 tokens)."
+    assert truncation.notes(0, 3, 1) == []
+
+
+def test_the_settings_are_what_all_parts_are_encoded_with(tmp_path, monkeypatch):
+    """STS and geometry get one prompt, length and batch size, and the report has it."""
+    model = FakeModel()
+    model.prompts, model.default_prompt = {"zero": "0"}, "zero"
+    asked = []
+
+    def encode(texts, **options):
+        asked.append(options)
+        return FakeModel.encode(model, texts)
+
+    model.encode = encode
+    model.truncated = lambda texts, *_, **__: np.zeros(len(texts), bool)
+    monkeypatch.setattr(SentenceT5, "load", lambda *args, **options: model)
+    angles, target = tmp_path / "angles.tsv", tmp_path / "report.json"
+    angles.write_text("score\tsentence1\tsentence2\n5\t0\t0.5\n1\t0\t1.5\n2\t1\t2\n")
+    flags = ["--model_dir=m", f"--sts={angles}", f"--geometry={angles}"]
+    flags += [f"--json={target}", "--batch_size=5", "--max_length=7"]
+    for more, prompt in ([], "0"), (["--instruction="], None):
+        assert evaluate.main([*flags, *more]) == 0
+        settings = json.loads(target.read_text())["settings"]
+        of_sts, of_geometry = asked[-2:]
+        assert of_sts == of_geometry
+        assert of_sts["instruction"] == (prompt or "")
+        assert settings["prompt"] == prompt
+        for name, value in (("batch_size", 5), ("max_length", 7)):
+            assert settings[name] == of_sts[name] == value
 
 
 @pytest.fixture(scope="module")

@@ -29,7 +29,7 @@ LAYERS = {
         ],
         *["embedding_cache", "fit_cache", "retrieve", "evaluate_retrieval"],
         *["evaluate_sts", "evaluate_geometry", "evaluate_transfer"],
-        *["evaluate_instructions"],
+        *["evaluate_instructions", "evaluate_inputs", "truncation"],
         *["mining", "mining_files", "average"],
         *[
             "compile_report",
