@@ -9,14 +9,13 @@ above 4, all STS-B sentences.
 """
 
 import dataclasses
-import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from sentence_t5 import embedding_cache, encode, inference, truncation
+from sentence_t5 import embedding_cache, encode, inference, truncation, whole_files
 from sentence_t5.evals import aligned, geometry, sts_sets
 
 # Pairs scored above it are positive. 4 of 5 is "equivalent but for details".
@@ -78,8 +77,7 @@ def load(
             chosen = pairs.scores > positive_score
     else:
         texts = [line for line in encode.read_lines(path) if line.strip()]
-        with open(path, "rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        digest = whole_files.sha256(path)
         num_pairs, scored = 0, False
     distinct = tuple(dict.fromkeys(texts))
     if len(distinct) < 2:

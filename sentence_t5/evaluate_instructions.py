@@ -8,14 +8,13 @@ that a task of twenty rows doesn't weigh as much as one of a thousand.
 
 import collections
 import dataclasses
-import hashlib
 import os
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
 
-from sentence_t5 import inference, names, truncation
+from sentence_t5 import inference, names, truncation, whole_files
 from sentence_t5.evals import aligned, pair_ranks
 from sentence_t5.tasks import medi_rows, records
 
@@ -53,9 +52,7 @@ def load(path: str | os.PathLike) -> Rows:
     if not tasks:
         raise ValueError(f"{path}: the file is empty.")
     name = os.path.basename(path).removesuffix(".gz")
-    with open(path, "rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return Rows(os.path.splitext(name)[0], dict(tasks), digest)
+    return Rows(os.path.splitext(name)[0], dict(tasks), whole_files.sha256(path))
 
 
 def check_labelled(labelled: Set[str], files: Sequence[Rows]) -> None:

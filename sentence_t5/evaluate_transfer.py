@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from sentence_t5 import embedding_cache, fit_cache, inference, truncation
+from sentence_t5 import embedding_cache, fit_cache, inference, progress, truncation
 from sentence_t5.evals import aligned, transfer, transfer_sets
 
 _PROTOCOLS = {
@@ -98,7 +98,7 @@ def _fit(
     """Fits a task's classifiers, those that an earlier run has kept aside."""
     kept = fit_cache.kept_fits(cache_dir, data, transfer.describe())
     total = transfer.num_fits(len(data))
-    with embedding_cache.progress_bar(name, total, 0, "fit", shown=True) as bar:
+    with progress.bar(name, total, "fit", shown=True) as bar:
         try:
             return SCORERS[len(data)](*data, progress=bar.update, kept=kept)
         except ValueError as error:

@@ -16,13 +16,11 @@ import hashlib
 import json
 import logging
 import os
-import sys
 from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
 import jax
 import numpy as np
-import tqdm.auto
 from jaxtyping import Array, Float
 
 from sentence_t5 import (
@@ -32,6 +30,7 @@ from sentence_t5 import (
     encoder,
     instructions,
     partitioning,
+    progress,
     text_layouts,
 )
 from sentence_t5 import tokenizer as tokenizer_lib
@@ -308,16 +307,10 @@ class SentenceT5:
             layout, embeddings = in_flight.popleft()
             embeddings = np.asarray(embeddings).reshape(-1, dim)
             result[layout.texts] = embeddings[layout.places]
-            progress.update(int(times[layout.texts].sum()))
+            bar.update(int(times[layout.texts].sum()))
 
-        progress = tqdm.auto.tqdm(
-            total=len(same_as),
-            desc="encode",
-            unit="text",
-            disable=not show_progress,
-            mininterval=0.5 if sys.stderr.isatty() else 10.0,
-        )
-        with progress, self._partitioner.scope():
+        bar = progress.bar("encode", len(same_as), "text", shown=show_progress)
+        with bar, self._partitioner.scope():
             for layout in layouts:
                 embeddings = self._embed_layout(layout, lengths if leaves_out else None)
                 if dim < self.config.embedding_dim:

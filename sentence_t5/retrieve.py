@@ -17,6 +17,7 @@ from sentence_t5 import (
     encoder,
     inference,
     instructions,
+    progress,
     search,
     truncation,
 )
@@ -222,8 +223,8 @@ def run(
     queries = embed(model, collection.queries, options.query, options, "queries")
     # One more, since the one with the query's own id may be among them.
     extra = 0 if options.keep_identical_ids else 1
-    with embedding_cache.progress_bar(
-        "search", len(queries), 0, "query", shown=len(passages) >= _LONG_SEARCH
+    with progress.bar(
+        "search", len(queries), "query", shown=len(passages) >= _LONG_SEARCH
     ) as bar:
         found = search.top_k(
             queries, passages, options.depth + extra, progress=bar.update

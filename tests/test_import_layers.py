@@ -135,6 +135,15 @@ def test_maths_and_inference_never_import_tensorflow():
     assert _reached("sentence_t5.datasets", TENSORFLOW)
 
 
+def test_progress_bars_are_made_in_one_module():
+    using = {
+        module
+        for module, path in MODULES.items()
+        if any(n.split(".")[0] == "tqdm" for n in imports(path, inside_functions=True))
+    }
+    assert using == {"sentence_t5.progress"}
+
+
 def _reached(root: str, packages: tuple[str, ...]) -> set[str]:
     """Returns which of the packages importing a module would import, and where."""
     todo, seen, found = [root], set(), set()
