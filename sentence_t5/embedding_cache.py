@@ -4,8 +4,9 @@
                                                        progress.json {"done": rows}
 
 A list is encoded in parts of one size, so that an interrupted run goes on where it was
-and ends with the same bytes. The name of a folder is a hash of all that its vectors
-depend on: other weights under the same path are another folder.
+and ends with the same bytes. The name of a folder is a hash of what its vectors depend
+on: other weights under the same path are another folder. Of the code it holds the
+release's number alone: after a change within a release, remove the folder.
 """
 
 import hashlib
@@ -119,7 +120,7 @@ def _write_progress(folder: pathlib.Path, done: int) -> None:
 
 
 def _key(model, texts, prompt, max_length, part_texts) -> str:
-    """Hashes all that the vectors depend on."""
+    """Hashes what the vectors depend on, as far as ``fingerprint`` knows the code."""
     digest = hashlib.sha256()
     for text in texts:
         encoded = text.encode("utf-8", "surrogatepass")
