@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 
 import study_wordings
 
-from sentence_t5 import names
+from sentence_t5 import names, whole_files
 from sentence_t5.tasks import medi_rows, records
 
 SYMMETRIC, ASYMMETRIC, MIXED = "symmetric", "asymmetric", "mixed"
@@ -85,15 +85,13 @@ def prepare(path: str, folder: pathlib.Path) -> Files:
     Raises:
         ValueError: a row of another form, or nothing left to train on.
     """
-    with open(path, "rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
     code = b"".join(
         pathlib.Path(module).read_bytes()
         for module in (__file__, study_wordings.__file__)
     )
     made_of = {
         "format": _FORMAT,
-        "sha256": digest,
+        "sha256": whole_files.sha256(path),
         "code": hashlib.sha256(code).hexdigest(),
     }
     about = folder / _ABOUT

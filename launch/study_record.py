@@ -1,7 +1,6 @@
 """The part of a study's page that makes it believable: what was trained, on what."""
 
 import ast
-import hashlib
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import study_page
 from study_scores import Scored, cell
 
+from sentence_t5 import whole_files
 from sentence_t5.tasks import records
 
 
@@ -61,8 +61,7 @@ def settings(rows: Sequence[Scored]) -> list:
 
 def _training_file(path: str) -> dict[str, str]:
     """Describes a file that models were trained on."""
-    with open(path, "rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    digest = whole_files.sha256(path)
     return _cells(path, "training", sum(1 for _ in records.Reader(path)), digest)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import study_plan
 import sweep_table
 
-from sentence_t5 import checkpoint_files, evaluate_instructions, reporting
+from sentence_t5 import checkpoint_files, evaluate_instructions, metrics_file
 
 STS, TRANSFER, RETRIEVAL = "STS", "transfer", "nDCG@10"
 
@@ -112,9 +112,7 @@ def curve(row: Scored, key: str) -> tuple[list[int], list[float]]:
     """
     folder = checkpoint_files.absolute(row.model.run.model_dir)
     lines = [
-        line
-        for line in sweep_table.read_lines(folder / reporting.METRICS_FILE)
-        if key in line
+        line for line in metrics_file.read(folder / metrics_file.NAME) if key in line
     ]
     batch = study_plan.batch_size(row.model.run)
     return [line["step"] * batch for line in lines], [line[key] for line in lines]

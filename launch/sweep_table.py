@@ -7,18 +7,15 @@ scores and speed from its ``metrics.jsonl``.
 import csv
 import dataclasses
 import io
-import json
 import statistics
 from collections.abc import Mapping, Sequence
 
 import sweep_plan
-from etils import epath
 
-from sentence_t5 import checkpoint_files
+from sentence_t5 import checkpoint_files, metrics_file
 
 DONE = "done"
 NOT_STARTED = "not started"
-_METRICS_FILE = "metrics.jsonl"
 _CONFIG_FILE = "config.gin"
 _RATE = "train/pairs_per_second"
 _LOSS = "train/loss"
@@ -48,15 +45,10 @@ def read_progress(model_dir: str) -> Progress:
     folder = checkpoint_files.absolute(model_dir)
     whole = checkpoint_files.whole_steps(folder)
     rates, losses, scores = [], [], {}
-    for line in read_lines(folder / _METRICS_FILE):
+    for line in metrics_file.read(folder / metrics_file.NAME):
         rates += [line[_RATE]] if _RATE in line else []
         losses += [line[_LOSS]] if _LOSS in line else []
-        evaluated = {
-            key: value
-            for key, value in line.items()
-            if key != "step" and not key.startswith("train/")
-        }
-        scores |= evaluated
+        scores |= metrics_file.evaluations(line)
     config = folder / _CONFIG_FILE
     return Progress(
         step=max(whole, default=None),
@@ -65,19 +57,6 @@ def read_progress(model_dir: str) -> Progress:
         scores=scores,
         config=config.read_text() if config.exists() else None,
     )
-
-
-def read_lines(path: epath.Path) -> list[dict]:
-    """Reads the whole lines of a JSONL file; a kill may have cut the last one off."""
-    if not path.exists():
-        return []
-    found = []
-    for line in path.read_text().splitlines():
-        try:
-            found.append(json.loads(line))
-        except ValueError:
-            continue
-    return found
 
 
 def state_of(step: int | None, total_steps: int) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 from etils import epath
 
-from sentence_t5 import checkpoint_files
+from sentence_t5 import checkpoint_files, whole_files
 from sentence_t5 import encoder as encoder_lib
 from sentence_t5 import tokenizer as tokenizer_lib
 
@@ -100,8 +100,8 @@ def write_description(
         content["default_prompt"] = default_prompt
     if jax.process_index() == 0:
         directory.mkdir(parents=True, exist_ok=True)
-        _write(directory / VOCABULARY_FILE, tokenizer.model_bytes)
-        _write(path, (json.dumps(content, indent=2) + "\n").encode())
+        whole_files.write(directory / VOCABULARY_FILE, tokenizer.model_bytes)
+        whole_files.write(path, (json.dumps(content, indent=2) + "\n").encode())
 
 
 def read_description(path: str | os.PathLike) -> Description:
@@ -230,10 +230,3 @@ def _identity(
         "encoder": encoder_config.to_dict(),
         "vocabulary": {"file": VOCABULARY_FILE, **tokenizer.describe()},
     }
-
-
-def _write(path: epath.Path, content: bytes) -> None:
-    """Writes a file in one go, so that readers never see half of it."""
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_bytes(content)
-    temporary.replace(path)

@@ -4,8 +4,9 @@
                                                        progress.json {"done": rows}
 
 A list is encoded in parts of one size, so that an interrupted run goes on where it was
-and ends with the same bytes. The name of a folder is a hash of all that its vectors
-depend on: other weights under the same path are another folder.
+and ends with the same bytes. The name of a folder is a hash of what its vectors depend
+on: other weights under the same path are another folder. Of the code it holds the
+release's number alone: after a change within a release, remove the folder.
 """
 
 import hashlib
@@ -13,13 +14,11 @@ import json
 import logging
 import os
 import pathlib
-import sys
 from collections.abc import Sequence
 
 import numpy as np
-import tqdm.auto
 
-from sentence_t5 import inference
+from sentence_t5 import inference, progress
 
 _logger = logging.getLogger(__name__)
 
@@ -83,7 +82,7 @@ def _fill(vectors, model, texts, prompt, options, done, part_texts, label, folde
     several = len(texts) > part_texts
     if several:
         options = options | {"show_progress": False}
-    with progress_bar(label, len(texts), done, "text", shown=several) as bar:
+    with progress.bar(label, len(texts), "text", shown=several, done=done) as bar:
         for start in range(done, len(texts), part_texts):
             part = texts[start : start + part_texts]
             vectors[start : start + len(part)] = model.encode(
@@ -93,20 +92,6 @@ def _fill(vectors, model, texts, prompt, options, done, part_texts, label, folde
                 vectors.flush()
                 _write_progress(folder, start + len(part))
             bar.update(len(part))
-
-
-def progress_bar(
-    label: str, total: int, done: int, unit: str, *, shown: bool
-) -> tqdm.auto.tqdm:
-    """Returns a progress bar that is quiet where it is written into a log."""
-    return tqdm.auto.tqdm(
-        total=total,
-        initial=done,
-        unit=unit,
-        desc=label,
-        disable=not shown,
-        mininterval=0.5 if sys.stderr.isatty() else 10.0,
-    )
 
 
 def _open(folder: pathlib.Path, shape: tuple[int, int]) -> tuple[np.memmap, int]:
@@ -135,7 +120,7 @@ def _write_progress(folder: pathlib.Path, done: int) -> None:
 
 
 def _key(model, texts, prompt, max_length, part_texts) -> str:
-    """Hashes all that the vectors depend on."""
+    """Hashes what the vectors depend on, as far as ``fingerprint`` knows the code."""
     digest = hashlib.sha256()
     for text in texts:
         encoded = text.encode("utf-8", "surrogatepass")

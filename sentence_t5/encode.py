@@ -14,9 +14,8 @@ import sys
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-import tqdm.auto
 
-from sentence_t5 import inference
+from sentence_t5 import inference, progress
 
 # Lines encoded at once: enough to sort by length well, few enough to hold.
 _PART_LINES = 100_000
@@ -83,7 +82,7 @@ def encode_file(
         lines = read_lines(input_path)
         start = 0
         several = num_lines > part_lines
-        with tqdm.auto.tqdm(total=num_lines, unit="text", disable=not several) as bar:
+        with progress.bar("encode", num_lines, "text", shown=several) as bar:
             while part := list(itertools.islice(lines, part_lines)):
                 show_progress = False if several else None
                 vectors[start : start + len(part)] = model.encode(

@@ -27,6 +27,7 @@ from sentence_t5 import names, pooling
 from sentence_t5.t5 import config as t5_config
 from sentence_t5.t5 import dropout, layers, stack
 
+COSINE, DOT = "cosine", "dot"
 POOLINGS = ("mean", "first", "max", "attention", "decoder_first")
 # Vectors shorter than this are left as they are by the norm.
 _SMALLEST_NORM = 1e-12
@@ -89,6 +90,11 @@ class EncoderConfig:
     def embedding_dim(self) -> int:
         """Width ``E`` of the embedding."""
         return self.projection_dim or self.t5.d_model
+
+    @property
+    def similarity(self) -> str:
+        """The similarity that the embeddings are trained for, ``COSINE`` or ``DOT``."""
+        return COSINE if self.normalize else DOT
 
     def num_params(self) -> int:
         """Counts all parameters."""

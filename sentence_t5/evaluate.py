@@ -25,6 +25,7 @@ import jax
 import sentence_t5
 from sentence_t5 import (
     evaluate_geometry,
+    evaluate_inputs,
     evaluate_instructions,
     evaluate_retrieval,
     evaluate_sts,
@@ -32,15 +33,14 @@ from sentence_t5 import (
     inference,
     instructions,
     retrieve,
+    whole_files,
 )
-from sentence_t5.evals import geometry_plots, sts_sets, transfer, transfer_sets
-from sentence_t5.tasks import beir_folder
+from sentence_t5.evals import geometry_plots, sts_sets
 
 _logger = logging.getLogger(__name__)
 
 # Parts of a report whose texts have no sides with lengths of their own.
 _BY_MAX_LENGTH = ("sts", "geometry", "transfer", "instructions")
-_ROLES = ("score", "sentence1", "sentence2", "subset")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -55,70 +55,84 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parse(argv)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
     try:
+        _check_targets(args)
         report = _run(args)
+        # The report first: a plot or a closed pipe must not cost the scores.
+        if args.json:
+            text = json.dumps(report, indent=2, allow_nan=False)
+            whole_files.write(args.json, f"{text}\n".encode())
+        print(format_table(report))
+        if args.plot:
+            names = [entry["name"] for entry in report["geometry"]]
+            geometry_plots.draw(args.plot, report["geometry"], names)
     except (OSError, ValueError, ImportError, FloatingPointError) as error:
         print(f"evaluate: {error}", file=sys.stderr)
         return 1
-    print(format_table(report))
-    if args.plot:
-        names = [entry["name"] for entry in report["geometry"]]
-        geometry_plots.draw(args.plot, report["geometry"], names)
-    if args.json:
-        with open(args.json, "w", encoding="utf-8") as file:
-            json.dump(report, file, indent=2, allow_nan=False)
-            file.write("\n")
     return 0
+
+
+def _check_targets(args: argparse.Namespace) -> None:
+    """Refuses names that nothing could be written to, before hours of scoring.
+
+    Raises:
+        ValueError: the folder isn't there or takes no files, or the name is that of a
+            folder or a device.
+    """
+    for flag, path in (("--json", args.json), ("--plot", args.plot)):
+        if not path:
+            continue
+        folder = os.path.dirname(os.path.abspath(path))
+        if not os.path.isdir(folder):
+            raise ValueError(f"{flag}={path}: there is no folder {folder}. Make it.")
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise ValueError(f"{flag}={path}: {folder} takes no files. Name another.")
+        if os.path.exists(path) and not os.path.isfile(path):
+            raise ValueError(f"{flag}={path}: that is no file. Name one to write.")
 
 
 def _run(args: argparse.Namespace) -> dict[str, Any]:
     """Reads the files, then the model, and returns the report of all parts."""
-    columns = {
-        role: getattr(args, f"{role}_column")
-        for role in _ROLES
-        if getattr(args, f"{role}_column")
-    }
     # The files first: a bad line should not cost the loading of a model.
-    sets = [sts_sets.load_tsv(path, columns) for path in args.sts]
-    collections = [beir_folder.load(folder, args.split) for folder in args.beir]
-    clouds = [
-        evaluate_geometry.load(path, columns, args.positive_score)
-        for path in args.geometry
-    ]
-    transfers = [s for f in args.transfer for s in transfer_sets.load_folder(f)]
-    instructed = [evaluate_instructions.load(path) for path in args.medi]
-    labelled = frozenset(task for task in args.labelled.split(",") if task)
-    evaluate_instructions.check_labelled(labelled, instructed)
-    if transfers:
-        transfer.check_installed()
-    if args.plot:
-        geometry_plots.check_installed()
+    inputs = evaluate_inputs.read(args)
     options = retrieve.options_from(
         args, args.max_length, keep_identical_ids=args.keep_identical_ids
     )
     model = inference.SentenceT5.load(
         args.model_dir, args.step, dtype=args.dtype, dim=args.dim
     )
-    report = make_report(
+    encoding = _encoding(
         model,
-        sets,
-        batch_size=args.batch_size,
-        max_length=args.max_length,
         instruction=args.instruction,
         prompt_name=args.prompt_name,
+        max_length=args.max_length,
+        batch_size=args.batch_size,
         cache_dir=args.cache_dir,
     )
-    encoding = _encoding(report, args)
+    report = _score(model, inputs, encoding, options)
+    report["model"]["path"] = os.path.abspath(args.model_dir)
+    _name_files(report, args)
+    return report
+
+
+def _score(
+    model: inference.SentenceT5,
+    inputs: evaluate_inputs.Inputs,
+    encoding: Mapping[str, Any],
+    options: retrieve.Options,
+) -> dict[str, Any]:
+    """Scores a model on all inputs; retrieval alone goes by ``options``."""
+    report = _score_sts(model, inputs.sts, encoding)
     report["retrieval"] = [
         evaluate_retrieval.make_entry(model, collection, options)
-        for collection in collections
+        for collection in inputs.retrieval
     ]
     report["geometry"] = [
-        evaluate_geometry.make_entry(model, cloud, encoding, args.positive_score)
-        for cloud in clouds
+        evaluate_geometry.make_entry(model, cloud, encoding, inputs.positive_score)
+        for cloud in inputs.geometry
     ]
     report["transfer"] = [
         evaluate_transfer.make_entry(model, transfer_set, encoding)
-        for transfer_set in transfers
+        for transfer_set in inputs.transfer
     ]
     report["instructions"] = [
         evaluate_instructions.make_entry(
@@ -126,12 +140,10 @@ def _run(args: argparse.Namespace) -> dict[str, Any]:
             rows,
             max_length=encoding["max_length"],
             batch_size=encoding["batch_size"],
-            labelled=labelled,
+            labelled=inputs.labelled,
         )
-        for rows in instructed
+        for rows in inputs.instructions
     ]
-    report["model"]["path"] = os.path.abspath(args.model_dir)
-    _name_files(report, args)
     return report
 
 
@@ -173,48 +185,61 @@ def make_report(
         and ``average``, the mean over sets of the pooled correlations (None without
         any).
     """
-    max_length = model.max_length if max_length is None else max_length
+    encoding = _encoding(
+        model,
+        instruction=instruction,
+        prompt_name=prompt_name,
+        max_length=max_length,
+        batch_size=batch_size,
+        cache_dir=cache_dir,
+    )
+    return _score_sts(model, sets, encoding)
+
+
+def _encoding(
+    model: inference.SentenceT5,
+    *,
+    instruction: str | None,
+    prompt_name: str | None,
+    max_length: int | None,
+    batch_size: int,
+    cache_dir: str | os.PathLike | None,
+) -> dict[str, Any]:
+    """Returns how texts without sides are encoded, for ``embedding_cache.encode``."""
     prompt = instructions.choose(
         instruction, prompt_name, model.prompts, model.default_prompt
     )
-    encoding = {
+    return {
         # What was chosen, "" if it is nothing: the default is not asked for again.
         "prompt": prompt or "",
-        "max_length": max_length,
+        "max_length": model.max_length if max_length is None else max_length,
         "batch_size": batch_size,
         "cache_dir": cache_dir,
     }
-    entries, results = [], []
-    for sts_set in sets:
-        result = evaluate_sts.score(model, sts_set, encoding)
-        results.append(result)
-        entries.append(evaluate_sts.make_entry(model, sts_set, result, encoding))
+
+
+def _score_sts(
+    model: inference.SentenceT5,
+    sets: Sequence[sts_sets.StsSet],
+    encoding: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Begins a report: model, settings, STS sets and their average."""
+    results = [evaluate_sts.score(model, sts_set, encoding) for sts_set in sets]
+    named = {s.name: r for s, r in zip(sets, results, strict=True)}
     return {
         "format_version": 1,
         "model": _describe(model),
         "settings": {
             "similarity": "cosine",
-            "max_length": max_length,
-            "batch_size": batch_size,
-            "prompt": prompt,
+            "max_length": encoding["max_length"],
+            "batch_size": encoding["batch_size"],
+            "prompt": encoding["prompt"] or None,
         },
-        "sts": entries,
-        "average": evaluate_sts.average(
-            {s.name: r for s, r in zip(sets, results, strict=True)}
-        )
-        if sets
-        else None,
-    }
-
-
-def _encoding(report: Mapping[str, Any], args: argparse.Namespace) -> dict[str, Any]:
-    """Returns how texts without sides are encoded, for ``embedding_cache.encode``."""
-    settings = report["settings"]
-    return {
-        "prompt": settings["prompt"] or "",
-        "max_length": settings["max_length"],
-        "batch_size": settings["batch_size"],
-        "cache_dir": args.cache_dir,
+        "sts": [
+            evaluate_sts.make_entry(model, sts_set, result, encoding)
+            for sts_set, result in zip(sets, results, strict=True)
+        ],
+        "average": evaluate_sts.average(named) if sets else None,
     }
 
 
@@ -256,7 +281,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "measure how its vectors lie.",
     )
     parser.add_argument("--model_dir", required=True, help="what train wrote")
-    _add_files(parser)
+    evaluate_inputs.add_flags(parser)
     parser.add_argument(
         "--step", type=int, help="which checkpoint; the newest by default, 0: untrained"
     )
@@ -272,16 +297,6 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--instruction", help="put before each text; '' for none, not even the default"
     )
     parser.add_argument("--prompt_name", help="of one of the model's own prompts")
-    for role in _ROLES:
-        parser.add_argument(
-            f"--{role}_column", metavar="NAME", help="found by its name by default"
-        )
-    parser.add_argument(
-        "--positive_score",
-        type=float,
-        default=evaluate_geometry.POSITIVE_SCORE,
-        help="pairs of --geometry scored above it mean the same; %(default)s",
-    )
     group = parser.add_argument_group(
         "for --beir (--cache_dir: --sts, --geometry and --transfer too)"
     )
@@ -301,43 +316,6 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     if args.plot and not args.geometry:
         parser.error("--plot draws what --geometry measures: pass its files too.")
     return args
-
-
-def _add_files(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags that say what to score."""
-    parser.add_argument(
-        "--sts", default=[], nargs="+", metavar="TSV", help="files of scored pairs"
-    )
-    parser.add_argument(
-        "--beir", default=[], nargs="+", metavar="DIR", help="retrieval sets"
-    )
-    parser.add_argument(
-        "--geometry",
-        default=[],
-        nargs="+",
-        metavar="FILE",
-        help="files to measure how vectors lie: a TSV of pairs, or one text a line",
-    )
-    parser.add_argument(
-        "--transfer",
-        default=[],
-        nargs="+",
-        metavar="DIR",
-        help="folders of SentEval's tasks: MR.tsv, TREC.train.tsv, TREC.test.tsv, ...",
-    )
-    parser.add_argument(
-        "--medi",
-        default=[],
-        nargs="+",
-        metavar="JSONL",
-        help="held-out rows with instructions, in MEDI's form",
-    )
-    parser.add_argument(
-        "--labelled",
-        default="",
-        metavar="TASK,TASK",
-        help="task_ids of --medi whose rows share labels: not scored by retrieval",
-    )
 
 
 def _describe(model: inference.SentenceT5) -> dict[str, Any]:

@@ -9,14 +9,13 @@ above 4, all STS-B sentences.
 """
 
 import dataclasses
-import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from sentence_t5 import embedding_cache, encode, inference
+from sentence_t5 import embedding_cache, encode, inference, truncation, whole_files
 from sentence_t5.evals import aligned, geometry, sts_sets
 
 # Pairs scored above it are positive. 4 of 5 is "equivalent but for details".
@@ -78,8 +77,7 @@ def load(
             chosen = pairs.scores > positive_score
     else:
         texts = [line for line in encode.read_lines(path) if line.strip()]
-        with open(path, "rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        digest = whole_files.sha256(path)
         num_pairs, scored = 0, False
     distinct = tuple(dict.fromkeys(texts))
     if len(distinct) < 2:
@@ -113,17 +111,10 @@ def make_entry(
         A JSON-able entry; what is undefined is None, with a note.
     """
     vectors = embedding_cache.encode(model, texts.texts, label=texts.name, **encoding)
-    num_truncated = int(
-        model.truncated(
-            texts.texts, encoding["max_length"], instruction=encoding["prompt"]
-        ).sum()
-    )
+    max_length = encoding["max_length"]
+    num_truncated = truncation.count(model, texts.texts, max_length, encoding["prompt"])
     values, notes = _measure(np.asarray(vectors, np.float64), texts)
-    if num_truncated:
-        notes.append(
-            f"{num_truncated} of {len(texts.texts)} texts truncated (max "
-            f"{encoding['max_length']} tokens)."
-        )
+    notes += truncation.notes(num_truncated, len(texts.texts), max_length)
     return {
         "name": texts.name,
         "sha256": texts.sha256,

@@ -8,14 +8,13 @@ that a task of twenty rows doesn't weigh as much as one of a thousand.
 
 import collections
 import dataclasses
-import hashlib
 import os
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
 
-from sentence_t5 import inference, names
+from sentence_t5 import inference, names, truncation, whole_files
 from sentence_t5.evals import aligned, pair_ranks
 from sentence_t5.tasks import medi_rows, records
 
@@ -53,9 +52,7 @@ def load(path: str | os.PathLike) -> Rows:
     if not tasks:
         raise ValueError(f"{path}: the file is empty.")
     name = os.path.basename(path).removesuffix(".gz")
-    with open(path, "rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return Rows(os.path.splitext(name)[0], dict(tasks), digest)
+    return Rows(os.path.splitext(name)[0], dict(tasks), whole_files.sha256(path))
 
 
 def check_labelled(labelled: Set[str], files: Sequence[Rows]) -> None:
@@ -100,11 +97,6 @@ def make_entry(
     }
     num_truncated = sum(task["texts_truncated"] for task in tasks.values())
     num_texts = sum(task["texts"] for task in tasks.values())
-    notes = []
-    if num_truncated:
-        notes.append(
-            f"{num_truncated} of {num_texts} texts truncated (max {max_length} tokens)."
-        )
     return {
         "name": rows.name,
         "sha256": rows.sha256,
@@ -115,7 +107,7 @@ def make_entry(
         "texts_truncated": num_truncated,
         **mean(tasks),
         "tasks": tasks,
-        "notes": notes,
+        "notes": truncation.notes(num_truncated, num_texts, max_length),
     }
 
 
@@ -205,8 +197,7 @@ def _encode(
         show_progress=False,
         **options,
     )
-    cut = model.truncated(texts, options["max_length"], instruction=befores)
-    return vectors, int(cut.sum())
+    return vectors, truncation.count(model, texts, options["max_length"], befores)
 
 
 def format_table(entries: Sequence[Mapping[str, Any]]) -> str:

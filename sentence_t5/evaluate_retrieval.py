@@ -7,7 +7,7 @@ lengths, similarity and how many texts were cut.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sentence_t5 import inference, retrieve
+from sentence_t5 import inference, retrieve, truncation
 from sentence_t5.evals import aligned, retrieval
 from sentence_t5.tasks import beir_folder
 
@@ -109,11 +109,12 @@ def _notes(
         ("query", collection.queries),
         ("passage", collection.passages),
     ):
-        if cut := sides[side]["texts_truncated"]:
-            length = sides[side]["max_length"]
-            notes.append(
-                f"{cut} of {len(texts)} {side} texts truncated (max {length} tokens)."
-            )
+        notes += truncation.notes(
+            sides[side]["texts_truncated"],
+            len(texts),
+            sides[side]["max_length"],
+            f"{side} texts",
+        )
     if run.num_identical:
         notes.append(
             f"{run.num_identical} retrieved passages with the id of their query were "

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from sentence_t5 import embedding_cache, inference
+from sentence_t5 import embedding_cache, inference, truncation
 from sentence_t5.evals import aligned, sts, sts_sets
 
 
@@ -48,16 +48,10 @@ def make_entry(
     """
     sentences = sts_set.sentences1 + sts_set.sentences2
     max_length = encoding["max_length"]
-    num_truncated = int(
-        model.truncated(sentences, max_length, instruction=encoding["prompt"]).sum()
-    )
+    num_truncated = truncation.count(model, sentences, max_length, encoding["prompt"])
     problem = sts_sets.size_problem(sts_set)
     notes = _notes(result, problem)
-    if num_truncated:
-        notes.append(
-            f"{num_truncated} of {len(sentences)} texts truncated (max "
-            f"{max_length} tokens)."
-        )
+    notes += truncation.notes(num_truncated, len(sentences), max_length)
     return {
         "name": sts_set.name,
         "sha256": sts_set.sha256,

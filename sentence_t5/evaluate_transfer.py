@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from sentence_t5 import embedding_cache, fit_cache, inference
+from sentence_t5 import embedding_cache, fit_cache, inference, progress, truncation
 from sentence_t5.evals import aligned, transfer, transfer_sets
 
 _PROTOCOLS = {
@@ -58,11 +58,8 @@ def make_entry(
     row = {text: i for i, text in enumerate(texts)}
     data = [_features(split, vectors, row) for split in splits.values()]
     result = _fit(name, data, encoding["cache_dir"])
-    num_truncated = int(
-        model.truncated(
-            texts, encoding["max_length"], instruction=encoding["prompt"]
-        ).sum()
-    )
+    max_length = encoding["max_length"]
+    num_truncated = truncation.count(model, texts, max_length, encoding["prompt"])
     labels = data[-1][1]
     positive = transfer_set.task.positive
     problem = transfer_set.size_problem()
@@ -89,7 +86,9 @@ def make_entry(
         "dev_accuracy": result.dev_accuracy,
         "majority": 100.0 * float(np.unique_counts(labels).counts.max() / len(labels)),
         "chosen_c": list(result.chosen),
-        "notes": _notes(result, len(texts), num_truncated, problem, len(data)),
+        "notes": ([problem] if problem else [])
+        + truncation.notes(num_truncated, len(texts), max_length)
+        + _notes(result, len(data)),
     }
 
 
@@ -99,7 +98,7 @@ def _fit(
     """Fits a task's classifiers, those that an earlier run has kept aside."""
     kept = fit_cache.kept_fits(cache_dir, data, transfer.describe())
     total = transfer.num_fits(len(data))
-    with embedding_cache.progress_bar(name, total, 0, "fit", shown=True) as bar:
+    with progress.bar(name, total, "fit", shown=True) as bar:
         try:
             return SCORERS[len(data)](*data, progress=bar.update, kept=kept)
         except ValueError as error:
@@ -116,23 +115,14 @@ def _features(
     return features, split.labels
 
 
-def _notes(
-    result: transfer.TransferResult,
-    num_texts: int,
-    num_truncated: int,
-    problem: str | None,
-    num_splits: int,
-) -> list[str]:
-    """Returns what a reader of the scores must know."""
-    notes = [problem] if problem else []
-    if num_truncated:
-        notes.append(f"{num_truncated} of {num_texts} texts truncated.")
-    if result.num_unconverged:
-        notes.append(
-            f"{result.num_unconverged} of {transfer.num_fits(num_splits)} fits ended "
-            "before they converged."
-        )
-    return notes
+def _notes(result: transfer.TransferResult, num_splits: int) -> list[str]:
+    """Returns what a reader of the scores must know of the fits."""
+    if not result.num_unconverged:
+        return []
+    return [
+        f"{result.num_unconverged} of {transfer.num_fits(num_splits)} fits ended "
+        "before they converged."
+    ]
 
 
 def format_table(entries: Sequence[Mapping[str, Any]]) -> str:

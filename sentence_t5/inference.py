@@ -16,13 +16,11 @@ import hashlib
 import json
 import logging
 import os
-import sys
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import jax
 import numpy as np
-import tqdm.auto
 from jaxtyping import Array, Float
 
 from sentence_t5 import (
@@ -32,6 +30,7 @@ from sentence_t5 import (
     encoder,
     instructions,
     partitioning,
+    progress,
     text_layouts,
 )
 from sentence_t5 import tokenizer as tokenizer_lib
@@ -167,10 +166,12 @@ class SentenceT5:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """Hash of the weights, the config, the vocabulary and this release.
+        """Hash of the weights, the config, the vocabulary and the release's number.
 
-        Two models with one fingerprint give one vector for a text. Reading the weights
-        takes about a second per gigabyte.
+        Two models with one fingerprint give one vector for a text, up to rounding, as
+        long as the same code computes it: of the code, the fingerprint holds the
+        release's number alone, so that a change within a release doesn't show. Reading
+        the weights takes about a second per gigabyte.
         """
         described = {
             "config": self.config.to_dict(),
@@ -285,12 +286,7 @@ class SentenceT5:
         # Without an instruction to leave out, the program is that of plain texts.
         leaves_out = not self.config.pool_instruction and lengths.any()
         # A text that occurs again is computed once.
-        seen: dict[tuple, int] = {}
-        same_as = [
-            seen.setdefault((*row, length), len(seen))
-            for row, length in zip(rows, lengths.tolist(), strict=True)
-        ]
-        _, firsts, times = np.unique(same_as, return_index=True, return_counts=True)
+        firsts, times, same_as = _distinct(rows, lengths)
         rows, lengths = [rows[i] for i in firsts], lengths[firsts]
         result = np.empty((len(rows), dim), np.float32)
         layouts = text_layouts.lay_out(
@@ -302,40 +298,44 @@ class SentenceT5:
         )
         if show_progress is None:
             show_progress = len(same_as) > _LONG_INPUT_BATCHES * batch_size
-        in_flight = collections.deque()
-
-        def collect():
-            layout, embeddings = in_flight.popleft()
-            embeddings = np.asarray(embeddings).reshape(-1, dim)
-            result[layout.texts] = embeddings[layout.places]
-            progress.update(int(times[layout.texts].sum()))
-
-        progress = tqdm.auto.tqdm(
-            total=len(same_as),
-            desc="encode",
-            unit="text",
-            disable=not show_progress,
-            mininterval=0.5 if sys.stderr.isatty() else 10.0,
-        )
-        with progress, self._partitioner.scope():
-            for layout in layouts:
-                embeddings = self._embed_layout(layout, lengths if leaves_out else None)
-                if dim < self.config.embedding_dim:
-                    embeddings = _shorten(embeddings, dim, self.config.normalize)
-                in_flight.append((layout, embeddings))
-                if len(in_flight) > _IN_FLIGHT:
-                    collect()
-            while in_flight:
-                collect()
+        bar = progress.bar("encode", len(same_as), "text", shown=show_progress)
+        with bar, self._partitioner.scope():
+            left_out = lengths if leaves_out else None
+            for layout, vectors in self._embed_layouts(layouts, left_out, dim):
+                result[layout.texts] = vectors[layout.places]
+                bar.update(int(times[layout.texts].sum()))
         result = result[same_as]
-        bad = np.flatnonzero(~np.isfinite(result).all(axis=1))
+        self._check_finite(result)
+        return result
+
+    def _embed_layouts(
+        self,
+        layouts: Iterable[text_layouts.Layout],
+        lengths: np.ndarray | None,
+        dim: int,
+    ) -> Iterator[tuple[text_layouts.Layout, np.ndarray]]:
+        """Yields each array with the vectors of its places, [b dim] or [b S, dim]."""
+        in_flight = collections.deque()
+        for layout in layouts:
+            embeddings = self._embed_layout(layout, lengths)
+            if dim < self.config.embedding_dim:
+                embeddings = _shorten(embeddings, dim, self.config.normalize)
+            in_flight.append((layout, embeddings))
+            if len(in_flight) > _IN_FLIGHT:
+                layout, embeddings = in_flight.popleft()
+                yield layout, np.asarray(embeddings).reshape(-1, dim)
+        for layout, embeddings in in_flight:
+            yield layout, np.asarray(embeddings).reshape(-1, dim)
+
+    def _check_finite(self, vectors: np.ndarray) -> None:
+        """Raises a FloatingPointError that names the first text without a vector."""
+        bad = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
         if len(bad):
             raise FloatingPointError(
-                f"{len(bad)} of {len(result)} vectors are not finite, first that of "
+                f"{len(bad)} of {len(vectors)} vectors are not finite, first that of "
                 f"texts[{bad[0]}]: the weights of step {self.step} are damaged, or "
                 f"overflow in {self.config.t5.dtype}."
             )
-        return result
 
     def _embed_layout(
         self, layout: text_layouts.Layout, lengths: np.ndarray | None
@@ -353,6 +353,29 @@ class SentenceT5:
             (layout.tokens, inputs), self._partitioner.batch_sharding
         )
         return self._embed(self._params, tokens, inputs)
+
+
+def _distinct(
+    rows: list[list[int]], lengths: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Finds the rows that differ, by their ids or their instruction's length.
+
+    Args:
+        rows: token ids of n texts.
+        lengths: tokens of each row that are an instruction's, int [n].
+
+    Returns:
+        Where each distinct row occurs first [m], how many times it occurs [m], and
+        which of the distinct rows each row is [n].
+    """
+    seen: dict[tuple, int] = {}
+    same_as = [
+        seen.setdefault((*row, length), len(seen))
+        for row, length in zip(rows, lengths.tolist(), strict=True)
+    ]
+    same_as = np.array(same_as, np.int64)
+    _, firsts, times = np.unique(same_as, return_index=True, return_counts=True)
+    return firsts, times, same_as
 
 
 def _shorten(

@@ -24,12 +24,13 @@ from typing import Any
 import numpy as np
 
 from sentence_t5 import (
-    embedding_cache,
     inference,
     mining,
     mining_files,
+    progress,
     retrieve,
     search,
+    whole_files,
 )
 
 # Queries searched between two notes of the progress.
@@ -115,7 +116,7 @@ def mine(
     about = {
         "settings": settings,
         "counts": lines.counts | _counts(model, source, pool, options),
-        "sha256": mining_files.sha256(finished),
+        "sha256": whole_files.sha256(finished),
     }
     # Before the output, whose presence says that all is done.
     about_path.write_text(json.dumps(about, indent=2) + "\n")
@@ -138,7 +139,7 @@ def _search(
     )
     depth = pool.depth(rules)
     first = lines.num_queries
-    bar = embedding_cache.progress_bar("mine", len(queries), first, "query", shown=True)
+    bar = progress.bar("mine", len(queries), "query", shown=True, done=first)
     with bar:
         for start in range(first, len(queries), chunk_queries):
             stop = min(start + chunk_queries, len(queries))

@@ -7,7 +7,6 @@ OUTPUT.work/progress.json   how far they reach, and with what settings
 import argparse
 import dataclasses
 import gzip
-import hashlib
 import json
 import os
 import pathlib
@@ -15,7 +14,7 @@ import shutil
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sentence_t5 import mining
+from sentence_t5 import mining, whole_files
 from sentence_t5.tasks import beir_folder, records
 
 
@@ -51,12 +50,13 @@ def load_source(args: argparse.Namespace) -> Source:
         for left, right in _columns(args.pairs, (args.left, args.right))
     ]
     columns = f"{args.left}, {args.right}"
-    hashes = {f"{os.path.basename(args.pairs)} ({columns})": sha256(args.pairs)}
+    name = f"{os.path.basename(args.pairs)} ({columns})"
+    hashes = {name: whole_files.sha256(args.pairs)}
     corpus = None
     if args.corpus:
         corpus = [text for (text,) in _columns(args.corpus, (args.corpus_column,))]
         name = f"{os.path.basename(args.corpus)} ({args.corpus_column})"
-        hashes[name] = sha256(args.corpus)
+        hashes[name] = whole_files.sha256(args.corpus)
     return Source(pairs, corpus, None, hashes)
 
 
@@ -170,9 +170,3 @@ def differences(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -
         elif old != new:
             found.append(f"{prefix}{name} was {old!r}, now {new!r}")
     return ", ".join(found)
-
-
-def sha256(path: str | os.PathLike) -> str:
-    """Returns the hex digest of a file."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

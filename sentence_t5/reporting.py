@@ -4,7 +4,6 @@ One process writes. Numbers arrive as device arrays and are fetched here, once f
 steps since the last report, so that the loop itself never waits.
 """
 
-import json
 import logging
 import time
 import zlib
@@ -16,10 +15,11 @@ import numpy as np
 from clu import metric_writers
 from etils import epath
 
+from sentence_t5 import metrics_file
+
 _logger = logging.getLogger(__name__)
 
 _CONSOLE = "sentence_t5 console"
-METRICS_FILE = "metrics.jsonl"
 # Finite as long as the step is sound; the first that isn't says what went wrong.
 _MUST_BE_FINITE = ("loss", "grad_norm", "update_norm")
 
@@ -59,8 +59,8 @@ class Reporter:
         self._path = None
         self._writer = None
         if jax.process_index() == 0:
-            self._path = epath.Path(model_dir) / METRICS_FILE
-            keep_lines_until(self._path, start_step)
+            self._path = epath.Path(model_dir) / metrics_file.NAME
+            metrics_file.keep_until(self._path, start_step)
             self._writer = metric_writers.SummaryWriter(model_dir)
 
     def __enter__(self) -> "Reporter":
@@ -154,29 +154,9 @@ class Reporter:
     def _write(self, step: int, values: Mapping[str, float | None]) -> None:
         if self._writer is None:
             return
-        append_line(self._path, step, values)
+        metrics_file.append(self._path, step, values)
         scalars = {k: v for k, v in values.items() if v is not None}
         self._writer.write_scalars(step, scalars)
-
-
-def append_line(
-    path: epath.Path, step: int, values: Mapping[str, float | None]
-) -> None:
-    """Appends a step's values to a ``metrics.jsonl``."""
-    with path.open("a") as file:
-        file.write(json.dumps({"step": step, **values}) + "\n")
-
-
-def keep_lines_until(path: epath.Path, step: int) -> None:
-    """Drops what a killed run wrote after the checkpoint it goes on from."""
-    if not path.exists():
-        return
-    text = path.read_text()
-    kept = [line + "\n" for line in text.splitlines() if _step_of(line) <= step]
-    if "".join(kept) != text:
-        temporary = path.parent / f"{path.name}.tmp"
-        temporary.write_text("".join(kept))
-        temporary.replace(path)
 
 
 def log_to_console() -> None:
@@ -191,13 +171,6 @@ def log_to_console() -> None:
     logger.setLevel(logging.INFO)
     # The root logger's handlers, which TensorFlow installs, would print lines twice.
     logger.propagate = False
-
-
-def _step_of(line: str) -> float:
-    try:
-        return json.loads(line)["step"]
-    except (ValueError, KeyError):
-        return float("inf")  # A line cut off by a kill.
 
 
 def _duration(seconds: float) -> str:

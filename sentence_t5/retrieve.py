@@ -12,10 +12,17 @@ from typing import Any
 
 import numpy as np
 
-from sentence_t5 import embedding_cache, inference, instructions, search
+from sentence_t5 import (
+    embedding_cache,
+    encoder,
+    inference,
+    instructions,
+    progress,
+    search,
+    truncation,
+)
 from sentence_t5.tasks import beir_folder
 
-COSINE, DOT = "cosine", "dot"
 # Passages ranked for each query, as BEIR's runs have them.
 DEPTH = 1000
 # A progress bar shows from so many passages on.
@@ -65,10 +72,10 @@ class Options:
         Raises:
             ValueError: an unknown similarity, or a depth below 1.
         """
-        if self.similarity not in (None, COSINE, DOT):
+        if self.similarity not in (None, encoder.COSINE, encoder.DOT):
             raise ValueError(
-                f"similarity: got {self.similarity!r}, expected {COSINE!r}, {DOT!r} or "
-                "None."
+                f"similarity: got {self.similarity!r}, expected {encoder.COSINE!r}, "
+                f"{encoder.DOT!r} or None."
             )
         if self.depth < 1:
             raise ValueError(f"depth: got {self.depth}, expected 1 or more.")
@@ -109,7 +116,7 @@ def add_flags(parser) -> None:
         )
     parser.add_argument(
         "--similarity",
-        choices=(COSINE, DOT),
+        choices=(encoder.COSINE, encoder.DOT),
         help="as the model was trained by default",
     )
     parser.add_argument(
@@ -139,7 +146,7 @@ def options_from(
 
 def similarity_of(model: inference.SentenceT5, asked: str | None = None) -> str:
     """Returns the similarity asked for, or the one that the model was trained with."""
-    return asked or (COSINE if model.config.normalize else DOT)
+    return asked or model.config.similarity
 
 
 def prompt_of(model: inference.SentenceT5, side: Side) -> str:
@@ -159,8 +166,7 @@ def describe_side(model: inference.SentenceT5, side: Side) -> dict[str, Any]:
 def num_truncated(model: inference.SentenceT5, texts: Sequence[str], side: Side) -> int:
     """Counts the texts of a side that are longer than its length."""
     how = describe_side(model, side)
-    truncated = model.truncated(texts, how["max_length"], instruction=how["prompt"])
-    return int(truncated.sum())
+    return truncation.count(model, texts, how["max_length"], how["prompt"])
 
 
 def embed(
@@ -191,7 +197,8 @@ def embed(
         cache_dir=options.cache_dir,
         label=label,
     )
-    if similarity_of(model, options.similarity) == DOT or model.config.normalize:
+    by_dot = similarity_of(model, options.similarity) == encoder.DOT
+    if by_dot or model.config.normalize:
         return vectors
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)
     return vectors / np.maximum(norms, np.finfo(np.float32).tiny)
@@ -216,8 +223,8 @@ def run(
     queries = embed(model, collection.queries, options.query, options, "queries")
     # One more, since the one with the query's own id may be among them.
     extra = 0 if options.keep_identical_ids else 1
-    with embedding_cache.progress_bar(
-        "search", len(queries), 0, "query", shown=len(passages) >= _LONG_SEARCH
+    with progress.bar(
+        "search", len(queries), "query", shown=len(passages) >= _LONG_SEARCH
     ) as bar:
         found = search.top_k(
             queries, passages, options.depth + extra, progress=bar.update

@@ -3,12 +3,14 @@
     queries [Q E] ──┐
                     ├─► scores of one block [q p] ─► the best so far [q K] ─┐  device
     passages [n E] ─┘        block after block, one compiled shape          │
-                    scores again in float64, ordered ◄──────────────────────┘  host
+       scores again in float64, rounded to float32, ordered ◄───────────────┘  host
 
 The device's float32 products depend in their last bits on the shapes of the blocks, so
-they only choose the candidates: K is larger than k, and the host scores those anew. A
-result therefore doesn't depend on block sizes, on the number of devices or on the
-platform. Equal scores are ordered by the smaller row.
+they only choose the candidates: K is larger than k, and the host scores those anew. It
+sums in float64 and rounds to float32, so that the last bits of a sum, which depend on
+its order, decide nothing: scores that are equal in float32 tie, and ties go to the
+smaller row. A result therefore doesn't depend on block sizes, on the number of devices
+or on the platform.
 """
 
 import dataclasses
@@ -28,7 +30,7 @@ _MAX_ROWS = np.iinfo(np.int32).max
 
 @dataclasses.dataclass(frozen=True)
 class Neighbours:
-    """The nearest passages of each query, best first.
+    """The nearest passages of each query, best first, of equal scores the smaller row.
 
     Attributes:
         scores: inner products, float32 [Q k].
@@ -101,7 +103,8 @@ def top_k(
 def inner_products(query: np.ndarray, passages: np.ndarray) -> np.ndarray:
     """Returns the scores float32 [n] of a query [E] with passages [n E].
 
-    They are summed in float64 and don't depend on which passages stand beside them.
+    They are summed in float64, then rounded, and don't depend on which passages stand
+    beside them.
     """
     products = np.einsum(
         "ne,e->n", passages.astype(np.float64), query.astype(np.float64)
@@ -112,7 +115,7 @@ def inner_products(query: np.ndarray, passages: np.ndarray) -> np.ndarray:
 def _rank(
     query: np.ndarray, passages: np.ndarray, rows: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Orders candidates by score, then by row."""
+    """Orders candidates by their float32 score, then by row."""
     rows = np.sort(rows)
     scores = inner_products(query, np.asarray(passages[rows]))
     order = np.argsort(-scores, kind="stable")

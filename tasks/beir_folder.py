@@ -11,12 +11,12 @@ Source: Thakur et al. 2021 (arXiv 2104.08663).
 """
 
 import dataclasses
-import hashlib
 import os
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from sentence_t5 import whole_files
 from sentence_t5.tasks import records
 
 _QRELS_COLUMNS = ("query-id", "corpus-id", "score")
@@ -111,12 +111,10 @@ def relevant_pairs(collection: Collection) -> Iterator[Pair]:
 
 def sha256(folder: str | os.PathLike, split: str) -> dict[str, str]:
     """Returns file name -> hex digest of the files that ``load`` reads."""
-    digests = {}
-    for path in _find_all(pathlib.Path(folder), split):
-        with open(path, "rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        digests[path.relative_to(folder).as_posix()] = digest
-    return digests
+    return {
+        path.relative_to(folder).as_posix(): whole_files.sha256(path)
+        for path in _find_all(pathlib.Path(folder), split)
+    }
 
 
 def splits(folder: str | os.PathLike) -> list[str]:

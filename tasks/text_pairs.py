@@ -23,7 +23,7 @@ import numpy as np
 import seqio
 import tensorflow as tf
 
-from sentence_t5 import names
+from sentence_t5 import names, whole_files
 
 Row = Mapping[str, Any]
 
@@ -321,8 +321,4 @@ def source_sha256(*paths: str) -> str:
 
 def file_sha256(path: str) -> str:
     """Returns a hash of a file's contents; anything that `tf.io.gfile` reads."""
-    digest = hashlib.sha256()
-    with tf.io.gfile.GFile(path, "rb") as file:
-        while chunk := file.read(1 << 22):
-            digest.update(chunk)
-    return digest.hexdigest()
+    return whole_files.sha256(path, tf.io.gfile.GFile)

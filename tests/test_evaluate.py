@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import pathlib
 
 import flax.linen as nn
@@ -9,8 +10,8 @@ import jax
 import numpy as np
 import pytest
 
-from sentence_t5 import checkpoints, encoder, evaluate, evaluate_geometry
-from sentence_t5.evals import sts, sts_sets
+from sentence_t5 import checkpoints, encoder, evaluate, evaluate_geometry, truncation
+from sentence_t5.evals import geometry_plots, sts, sts_sets
 from sentence_t5.inference import SentenceT5
 from sentence_t5.t5.config import T5Config
 from sentence_t5.tokenizer import Tokenizer
@@ -165,6 +166,41 @@ def test_truncated_texts_are_counted():
     assert "8 of 16 texts truncated (max 2 tokens)" in evaluate.format_table(report)
 
 
+def test_truncation_is_counted_and_noted_in_one_way():
+    assert truncation.count(FakeModel(), ["1", "22", "333"], 1, "") == 2
+    (note,) = truncation.notes(2, 3, 1, "query texts")
+    assert note == "2 of 3 query texts truncated (max 1 tokens)."
+    assert truncation.notes(0, 3, 1) == []
+
+
+def test_the_settings_are_what_all_parts_are_encoded_with(tmp_path, monkeypatch):
+    """STS and geometry get one prompt, length and batch size, and the report has it."""
+    model = FakeModel()
+    model.prompts, model.default_prompt = {"zero": "0"}, "zero"
+    asked = []
+
+    def encode(texts, **options):
+        asked.append(options)
+        return FakeModel.encode(model, texts)
+
+    model.encode = encode
+    model.truncated = lambda texts, *_, **__: np.zeros(len(texts), bool)
+    monkeypatch.setattr(SentenceT5, "load", lambda *args, **options: model)
+    angles, target = tmp_path / "angles.tsv", tmp_path / "report.json"
+    angles.write_text("score\tsentence1\tsentence2\n5\t0\t0.5\n1\t0\t1.5\n2\t1\t2\n")
+    flags = ["--model_dir=m", f"--sts={angles}", f"--geometry={angles}"]
+    flags += [f"--json={target}", "--batch_size=5", "--max_length=7"]
+    for more, prompt in ([], "0"), (["--instruction="], None):
+        assert evaluate.main([*flags, *more]) == 0
+        settings = json.loads(target.read_text())["settings"]
+        of_sts, of_geometry = asked[-2:]
+        assert of_sts == of_geometry
+        assert of_sts["instruction"] == (prompt or "")
+        assert settings["prompt"] == prompt
+        for name, value in (("batch_size", 5), ("max_length", 7)):
+            assert settings[name] == of_sts[name] == value
+
+
 @pytest.fixture(scope="module")
 def model_dir(tmp_path_factory):
     folder = tmp_path_factory.mktemp("model")
@@ -248,3 +284,47 @@ def test_command_errors_name_the_place(model_dir, sts_file, tmp_path, capsys):
     flags = [f"--model_dir={model_dir}", f"--sts={sts_file}", "--score_column=grade"]
     assert evaluate.main(flags) == 1
     assert "no column 'grade'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flag", ["--json", "--plot"])
+def test_what_cannot_be_written_is_said_before_the_model_is_loaded(
+    flag, sts_file, tmp_path, capsys, monkeypatch
+):
+    def load(*args, **options):
+        raise AssertionError("loaded")
+
+    monkeypatch.setattr(SentenceT5, "load", load)
+    flags = ["--model_dir=m", f"--geometry={sts_file}"]
+    assert evaluate.main([*flags, f"{flag}={tmp_path}/gone/report"]) == 1
+    message = f"{flag}={tmp_path}/gone/report: there is no folder {tmp_path}/gone"
+    assert message in capsys.readouterr().err
+    assert evaluate.main([*flags, f"{flag}={tmp_path}"]) == 1
+    assert f"{flag}={tmp_path}: that is no file" in capsys.readouterr().err
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    assert evaluate.main([*flags, f"{flag}={tmp_path}/report"]) == 1
+    assert f"{tmp_path} takes no files" in capsys.readouterr().err
+
+
+def test_a_plot_that_fails_does_not_cost_the_report(
+    sts_file, tmp_path, capsys, monkeypatch
+):
+    model = FakeModel()
+    monkeypatch.setattr(SentenceT5, "load", lambda *args, **options: model)
+    monkeypatch.setattr(geometry_plots, "check_installed", lambda: None)
+    angles = tmp_path / "angles.tsv"
+    angles.write_text("score\tsentence1\tsentence2\n5\t0\t0.5\n1\t0\t1.5\n")
+
+    def draw(path, entries, hues):
+        raise ValueError("Format 'xyz' is not supported")
+
+    monkeypatch.setattr(geometry_plots, "draw", draw)
+    target = tmp_path / "report.json"
+    target.write_text("an older report")
+    flags = ["--model_dir=m", f"--geometry={angles}", f"--json={target}"]
+    assert evaluate.main([*flags, f"--plot={tmp_path}/a.xyz"]) == 1
+    printed = capsys.readouterr()
+    assert printed.err == "evaluate: Format 'xyz' is not supported\n"
+    assert "geometry" in printed.out
+    (entry,) = json.loads(target.read_text())["geometry"]
+    assert (entry["texts"], entry["positive_pairs"]) == (3, 1)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["angles.tsv", "report.json"]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import types
 
 import checkpoint_folders as folders
 import flax.traverse_util
@@ -9,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from sentence_t5 import checkpoints, export, inference, pretrained
+from sentence_t5 import checkpoints, export, inference, pretrained, retrieve
 from sentence_t5 import encoder as encoder_lib
 from sentence_t5 import tokenizer as tokenizer_lib
 from sentence_t5.export import model_card, programs, st_folder
@@ -117,6 +118,54 @@ def test_model_card_tells_recipe_data_scores_and_limits(model_dir, tmp_path):
     assert "cut to 24 tokens" in card
     bare = model_card.make_card(make_source(), tmp_path)
     assert "None recorded." in bare and "Not recorded." in bare
+
+
+def test_model_card_is_of_the_exported_step(tmp_path):
+    folder = tmp_path / "run"
+    params = flax.traverse_util.unflatten_dict(folders.random_params(CONFIG), sep="/")
+    checkpoints.write_description(folder, CONFIG, TOKENIZER, 24)
+    with checkpoints.Checkpointer(checkpoints.CheckpointConfig(), folder) as writer:
+        for step in (2, 3):
+            writer.save(
+                step,
+                params=params,
+                train={"step": np.zeros((), np.int32)},
+                meta={"step": step, "data": {"rows": 100 * step}},
+            )
+    lines = (
+        {"step": 1, "sts/dev/pearson": 11.5},
+        {"step": 2, "sts/dev/spearman": 22.5},
+        {"step": 3, "sts/dev/spearman": 33.5},
+    )
+    # The last line was cut off by a kill.
+    text = "".join(json.dumps(line) + "\n" for line in lines) + '{"step": 3, "sts'
+    (folder / "metrics.jsonl").write_text(text)
+    for step, flags in ((2, ["--step=2"]), (3, [])):
+        out = tmp_path / f"st{step}"
+        assert export.main([str(folder), f"--output={out}", *flags]) == 0
+        card = (out / "README.md").read_text()
+        other = 5 - step
+        assert f"- weights of step {step}\n" in card
+        assert "| sts/dev/pearson | 11.50 | 1 |" in card
+        assert f"| sts/dev/spearman | {11 * step}.50 | {step} |" in card
+        assert f"{11 * other}.50" not in card
+        assert f"- rows: {100 * step}\n" in card and f"rows: {100 * other}" not in card
+
+
+@pytest.mark.parametrize(
+    "normalize, name, words",
+    [(True, "cosine", "cosine"), (False, "dot", "dot product")],
+)
+def test_exported_similarity_is_that_of_retrieval(tmp_path, normalize, name, words):
+    config = dataclasses.replace(CONFIG, normalize=normalize)
+    source = make_source(config)
+    card = model_card.make_card(source, tmp_path)
+    st_folder.write_folder(source, tmp_path / "st", card)
+    settings = tmp_path / "st" / "config_sentence_transformers.json"
+    assert json.loads(settings.read_text())["similarity_fn_name"] == name
+    assert f"one vector per text, compared by {words}.\n" in card
+    assert f"{words.capitalize()}s rank texts" in card
+    assert retrieve.similarity_of(types.SimpleNamespace(config=config)) == name
 
 
 def test_prompts_travel(tmp_path):

@@ -29,7 +29,7 @@ LAYERS = {
         ],
         *["embedding_cache", "fit_cache", "retrieve", "evaluate_retrieval"],
         *["evaluate_sts", "evaluate_geometry", "evaluate_transfer"],
-        *["evaluate_instructions"],
+        *["evaluate_instructions", "evaluate_inputs", "truncation"],
         *["mining", "mining_files", "average"],
         *[
             "compile_report",
@@ -133,6 +133,15 @@ def test_maths_and_inference_never_import_tensorflow():
     for root in start:
         assert not _reached(root, TENSORFLOW)
     assert _reached("sentence_t5.datasets", TENSORFLOW)
+
+
+def test_progress_bars_are_made_in_one_module():
+    using = {
+        module
+        for module, path in MODULES.items()
+        if any(n.split(".")[0] == "tqdm" for n in imports(path, inside_functions=True))
+    }
+    assert using == {"sentence_t5.progress"}
 
 
 def _reached(root: str, packages: tuple[str, ...]) -> set[str]:

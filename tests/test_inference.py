@@ -12,7 +12,14 @@ import jax
 import numpy as np
 import pytest
 
-from sentence_t5 import checkpoints, encode, encoder, partitioning, text_layouts
+from sentence_t5 import (
+    checkpoints,
+    encode,
+    encoder,
+    inference,
+    partitioning,
+    text_layouts,
+)
 from sentence_t5.inference import SentenceT5
 from sentence_t5.t5.config import T5Config
 from sentence_t5.tokenizer import Tokenizer
@@ -206,6 +213,16 @@ def test_compilations_are_bounded(model_dir):
     assert model.num_compilations == 4
 
 
+def test_rows_are_the_same_if_ids_and_instruction_are():
+    rows = [[5, 1], [7, 1], [5, 1], [5, 1], [7, 1], [5]]
+    lengths = np.array([0, 0, 1, 0, 0, 1])
+    firsts, times, same_as = inference._distinct(rows, lengths)
+    np.testing.assert_array_equal(firsts, [0, 1, 2, 5])
+    np.testing.assert_array_equal(times, [2, 2, 1, 1])
+    np.testing.assert_array_equal(same_as, [0, 1, 2, 0, 1, 3])
+    assert [len(part) for part in inference._distinct([], lengths[:0])] == [0, 0, 0]
+
+
 def test_progress_bar_on_long_inputs_only(model, capsys):
     model.encode(make_texts(64, seed=4), on_truncate="ignore")
     assert capsys.readouterr().err == ""
@@ -290,6 +307,17 @@ def test_shorter_vectors_are_unit_prefixes(model, model_dir, tmp_path, capsys):
     np.testing.assert_allclose(np.load(target), want, atol=1e-5)
     short = SentenceT5(CONFIG, model._params, model.tokenizer, MAX_LENGTH, dim=5)
     assert short.fingerprint != model.fingerprint
+
+
+def test_the_fingerprint_holds_weights_and_the_releases_number(model, monkeypatch):
+    def fingerprint(params):
+        return SentenceT5(CONFIG, params, model.tokenizer, MAX_LENGTH).fingerprint
+
+    assert fingerprint(model._params) == model.fingerprint
+    other = jax.tree.map(lambda x: x + np.float32(1e-6), model._params)
+    assert fingerprint(other) != model.fingerprint
+    monkeypatch.setattr(inference, "__version__", "0.0.0")
+    assert fingerprint(model._params) != model.fingerprint
 
 
 @pytest.mark.parametrize("dim", [0, 13, -1])

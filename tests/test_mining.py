@@ -10,7 +10,15 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from sentence_t5 import inference, mine, mining, mining_files, retrieve, search
+from sentence_t5 import (
+    inference,
+    mine,
+    mining,
+    mining_files,
+    retrieve,
+    search,
+    whole_files,
+)
 from sentence_t5.encoder import EncoderConfig
 from sentence_t5.t5.config import T5Config
 from sentence_t5.tasks import files
@@ -243,7 +251,7 @@ def test_interrupted_and_continued_gives_the_same_file(name, tmp_path, monkeypat
     assert not (tmp_path / f"{name}.work").exists()
     recorded = json.loads((tmp_path / f"{name}.about.json").read_text())
     assert recorded == about
-    assert recorded["sha256"] == mining_files.sha256(output)
+    assert recorded["sha256"] == whole_files.sha256(output)
 
 
 def test_other_settings_are_refused(tmp_path, monkeypatch):

@@ -31,6 +31,7 @@ from sentence_t5 import (
     datasets,
     encoder,
     losses,
+    metrics_file,
     optim,
     partitioning,
     pretrained,
@@ -168,7 +169,7 @@ def run(model_dir, data, hook=None, **kwargs):
 
 
 def lines_of(model_dir):
-    text = (pathlib.Path(model_dir) / reporting.METRICS_FILE).read_text()
+    text = (pathlib.Path(model_dir) / metrics_file.NAME).read_text()
     return [json.loads(line) for line in text.splitlines()]
 
 

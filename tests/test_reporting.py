@@ -7,8 +7,9 @@ import zlib
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from etils import epath
 
-from sentence_t5 import reporting
+from sentence_t5 import metrics_file, reporting
 
 PARAMS = ["encoder/final_norm/scale", "projection/kernel"]
 
@@ -32,7 +33,7 @@ def make_reporter(folder, start_step=0, total_steps=100):
 
 
 def lines_of(folder):
-    text = (folder / reporting.METRICS_FILE).read_text()
+    text = (folder / metrics_file.NAME).read_text()
     assert text.endswith("\n")
     return [json.loads(line) for line in text.splitlines()]
 
@@ -118,7 +119,7 @@ def test_tensorboard_has_the_same_numbers(tmp_path):
 
 
 def test_lines_after_the_checkpoint_are_dropped(tmp_path):
-    path = tmp_path / reporting.METRICS_FILE
+    path = tmp_path / metrics_file.NAME
     path.write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n{"step": 4, "tr')
     with make_reporter(tmp_path, start_step=2) as reporter:
         reporter.collect(3, values(), ROWS[0])
@@ -128,15 +129,29 @@ def test_lines_after_the_checkpoint_are_dropped(tmp_path):
 
 @pytest.mark.parametrize("cut", ['{"step": 2}', '{"step": 2', "{", '{"step": 2}\n\n'])
 def test_a_line_cut_off_does_not_swallow_the_next(tmp_path, cut):
-    (tmp_path / reporting.METRICS_FILE).write_text('{"step": 1}\n' + cut)
+    (tmp_path / metrics_file.NAME).write_text('{"step": 1}\n' + cut)
     with make_reporter(tmp_path, start_step=2) as reporter:
         reporter.evaluation(3, {"x": 1.0})
     steps = [line["step"] for line in lines_of(tmp_path)]
     assert steps in ([1, 2, 3], [1, 3])
 
 
+def test_whole_lines_are_read_up_to_a_step(tmp_path):
+    path = epath.Path(tmp_path / metrics_file.NAME)
+    assert metrics_file.read(path) == []
+    metrics_file.append(path, 1, {"train/loss": 2.0})
+    metrics_file.append(path, 4, {"sts/x": None, "sts/y": 3.0})
+    path.write_text(path.read_text() + '{"step": 5, "sts/x": 7')
+    first, second = {"step": 1, "train/loss": 2.0}, {"step": 4, "sts/x": None}
+    second["sts/y"] = 3.0
+    assert metrics_file.read(path) == [first, second]
+    assert metrics_file.read(path, 3) == [first]
+    assert metrics_file.evaluations(first) == {}
+    assert metrics_file.evaluations(second) == {"sts/x": None, "sts/y": 3.0}
+
+
 def test_a_new_run_starts_with_no_lines(tmp_path):
-    (tmp_path / reporting.METRICS_FILE).write_text('{"step": 0}\n{"step": 7}\n')
+    (tmp_path / metrics_file.NAME).write_text('{"step": 0}\n{"step": 7}\n')
     with make_reporter(tmp_path) as reporter:
         reporter.evaluation(1, {"x": 1.0})
     assert [line["step"] for line in lines_of(tmp_path)] == [0, 1]
@@ -156,7 +171,7 @@ def test_non_finite_values_stop_with_the_first_bad_step(tmp_path, name, value):
             reporting.NonFiniteError, match=rf"Step 7: {name} is .*not finite: none"
         ):
             reporter.report({})
-    assert not (tmp_path / reporting.METRICS_FILE).exists()
+    assert not (tmp_path / metrics_file.NAME).exists()
 
 
 def test_non_finite_gradients_are_named(tmp_path):

@@ -64,6 +64,24 @@ def test_ties_go_to_the_smaller_row_across_blocks():
         np.testing.assert_array_equal(row[2::3], row[0::3] + 100)
 
 
+def test_scores_that_are_equal_in_float32_tie():
+    # As float64 the second is larger than the first, and the fourth than the third.
+    passages = np.array(
+        [[1.0, 0.0], [1.0, 2**-30], [2.0, 2**-30], [2.0, 2**-29], [1.0, 2**-23]],
+        np.float32,
+    )
+    query = np.ones((1, 2), np.float32)
+    exact = passages.astype(np.float64).sum(1)
+    assert exact[0] < exact[1] < exact[4] and exact[2] < exact[3]
+    found = search.top_k(query, passages, 5)
+    np.testing.assert_array_equal(found.rows, [[2, 3, 4, 0, 1]])
+    scores = np.array([[2, 2, 1 + 2**-23, 1, 1]], np.float32)
+    np.testing.assert_array_equal(found.scores, scores)
+    # A passage's score is the same alone.
+    alone = search.inner_products(query[0], passages[4:])
+    np.testing.assert_array_equal(alone, scores[0, 2:3])
+
+
 def test_a_collapsed_model_gives_the_first_rows():
     same = np.broadcast_to(PASSAGES[:1], (300, PASSAGES.shape[1]))
     found = search.top_k(QUERIES, same, 5, passage_block=64)

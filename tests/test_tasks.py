@@ -1,6 +1,7 @@
 """The tasks: rows as they should be, and every bad row named with file and line."""
 
 import gzip
+import hashlib
 import json
 import logging
 import os
@@ -17,7 +18,7 @@ import tensorflow as tf
 import tensorflow_datasets as tfds
 from sentencepiece import sentencepiece_model_pb2
 
-from sentence_t5 import vocabularies
+from sentence_t5 import vocabularies, whole_files
 from sentence_t5.tasks import (
     community_qa,
     files,
@@ -493,3 +494,14 @@ def test_source_has_one_shard():
     assert source.list_shards("train") == ["train"]
     with pytest.raises(ValueError, match="one shard"):
         source.get_dataset("train", shard_info=seqio.ShardInfo(0, 2))
+
+
+@pytest.mark.parametrize("size", [0, 7, 8, 21])
+def test_a_files_hash_is_that_of_all_its_bytes(tmp_path, monkeypatch, size):
+    monkeypatch.setattr(whole_files, "_CHUNK_BYTES", 8)
+    path = tmp_path / "file"
+    content = bytes(range(size))
+    path.write_bytes(content)
+    expected = hashlib.sha256(content).hexdigest()
+    assert whole_files.sha256(path) == expected
+    assert text_pairs.file_sha256(str(path)) == expected

@@ -244,6 +244,7 @@ def test_the_command_scores_tasks(tmp_path, capsys, monkeypatch):
     )
     target = tmp_path / "report.json"
     flags = ["--model_dir=m", f"--transfer={folder}", f"--json={target}"]
+    flags.append("--max_length=8")  # Of the model's letters "sign: " takes six.
     assert evaluate.main(flags) == 0
     printed = capsys.readouterr().out
     sst, mrpc = json.loads(target.read_text())["transfer"]
@@ -254,6 +255,8 @@ def test_the_command_scores_tasks(tmp_path, capsys, monkeypatch):
     assert mrpc["files"]["test"]["file"] == str(folder / "MRPC.test.tsv")
     assert mrpc["protocol"] == "train and test, C by 10 folds of train"
     assert "published SST has 67349 / 872 / 1821" in sst["notes"][0]
+    assert sst["texts_truncated"] == 0
+    assert mrpc["notes"][1] == "60 of 60 texts truncated (max 8 tokens)."
     assert mrpc["classifier"]["name"] == "sklearn.linear_model.LogisticRegression"
     # Each text once, after the model's own prompt.
     assert len(model.encoded) == len(set(model.encoded)) == 79

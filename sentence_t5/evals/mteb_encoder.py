@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from sentence_t5 import embedding_cache, inference, retrieve
+from sentence_t5 import embedding_cache, encoder, inference, retrieve
 
 _QUERY, _DOCUMENT = "query", "document"
 # What models made for sentence-transformers may call the side of documents.
@@ -209,7 +209,7 @@ class MtebEncoder:
     def _ready(self, embeddings: Any) -> np.ndarray:
         """Returns rows whose inner products are the similarity."""
         rows = np.atleast_2d(np.asarray(embeddings, np.float32))
-        if self.similarity_name == retrieve.DOT:
+        if self.similarity_name == encoder.DOT:
             return rows
         norms = np.linalg.norm(rows, axis=-1, keepdims=True)
         return rows / np.maximum(norms, np.finfo(np.float32).tiny)

@@ -92,7 +92,7 @@ def write_folder(
         reader.SETTINGS_FILE: {
             "prompts": {k: _closed(v) for k, v in source.prompts.items()},
             "default_prompt_name": source.default_prompt,
-            "similarity_fn_name": "cosine",
+            "similarity_fn_name": config.similarity,
         },
     }
     if config.projection_dim is not None:

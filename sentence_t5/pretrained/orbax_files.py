@@ -41,7 +41,7 @@ def open_checkpoint(
                 opened[f"{stack}/layers_{i}/{rest}"] = tensor.take(0, i)
         else:
             opened[name] = tensor
-    source = source_lib.Source(str(folder), "sentence_t5", opened)
+    source = source_lib.Source(str(folder), "sentence_t5", opened, step=step)
     return _with_description(source, folder)
 
 

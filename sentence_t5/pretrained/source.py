@@ -34,6 +34,7 @@ class Source:
         max_length: tokens that texts are trimmed to; None where nothing says it.
         prompts: texts to put before an input, by name.
         default_prompt: the name of the prompt used when none is asked for.
+        step: number of updates behind the weights; None where nothing says it.
     """
 
     path: str
@@ -46,6 +47,7 @@ class Source:
     max_length: int | None = None
     prompts: Mapping[str, str] = dataclasses.field(default_factory=dict)
     default_prompt: str | None = None
+    step: int | None = None
 
 
 def count_layers(names: Mapping[str, object] | set[str], stack: str) -> int:

@@ -17,7 +17,7 @@ import tensorflow as tf
 from clu import metric_writers
 from etils import epath
 
-from sentence_t5 import datasets, names, reporting
+from sentence_t5 import datasets, metrics_file, names
 from sentence_t5.evals import sts
 from sentence_t5.t5x_engine import data
 
@@ -48,7 +48,7 @@ class StsEvaluator:
         name = self._examples.task_name
         self.eval_tasks = [name]
         self._config = config
-        self._metrics_file = epath.Path(model_dir) / reporting.METRICS_FILE
+        self._metrics_file = epath.Path(model_dir) / metrics_file.NAME
         self._writer = None
         if jax.process_index() == 0:
             self._writer = metric_writers.SummaryWriter(
@@ -75,7 +75,7 @@ class StsEvaluator:
         named = {f"sts/{name}/{key}": value for key, value in results.items()}
         _logger.info("step %d  %s", step, named)
         if self._writer is not None:
-            reporting.append_line(self._metrics_file, step, named)
+            metrics_file.append(self._metrics_file, step, named)
             defined = {k: v for k, v in named.items() if v is not None}
             self._writer.write_scalars(step, defined)
             self._writer.flush()

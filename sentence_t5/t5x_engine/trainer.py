@@ -14,7 +14,7 @@ from etils import epath
 from t5x import trainer as t5x_trainer
 from t5x import utils
 
-from sentence_t5 import reporting
+from sentence_t5 import metrics_file, reporting
 from sentence_t5.t5x_engine import model as model_lib
 from sentence_t5.t5x_engine import partitioner as partitioner_lib
 
@@ -62,11 +62,11 @@ class Trainer(t5x_trainer.Trainer):
             learning_rate_fn=model.optimizer.learning_rate,
             num_microbatches=None,
         )
-        self._metrics_file = epath.Path(summary_dir) / reporting.METRICS_FILE
+        self._metrics_file = epath.Path(summary_dir) / metrics_file.NAME
         self._last: _Summary | None = None
         if jax.process_index() == 0:
             step = int(utils.get_local_data(train_state.step))
-            reporting.keep_lines_until(self._metrics_file, step)
+            metrics_file.keep_until(self._metrics_file, step)
 
     def train(
         self, batch_iter: Any, num_steps: int, start_step: int | None = None
@@ -104,7 +104,7 @@ class Trainer(t5x_trainer.Trainer):
                 for key, value in summary.items()
                 if isinstance(value, clu_values.Scalar)
             }
-            reporting.append_line(self._metrics_file, step, scalars)
+            metrics_file.append(self._metrics_file, step, scalars)
 
 
 class _Summary:
