@@ -13,11 +13,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sentence_t5 import encoder, engine, gin_checks, gin_files, gin_reader
+from sentence_t5 import (
+    distributed,
+    encoder,
+    engine,
+    gin_checks,
+    gin_files,
+    gin_reader,
+)
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 TINY = "--gin_file=gin/st5_tiny_mean.gin"
 MODEL_DIR = "--model_dir=/nowhere"
+HOSTS = ["--coordinator_address=host:1", "--num_processes=2", "--process_id=0"]
 
 # Parameters in millions: encoder with the 768-wide projection, and the whole
 # encoder-decoder (with the projection, without T5 1.1's output table, which embeds
@@ -383,6 +391,35 @@ def test_no_file_and_no_root(capsys):
     assert "No gin file is given" in error_of(capsys)
     message = error_of(capsys, "--gin_file=gin/pooling/mean.gin")
     assert "none binds engine.train" in message
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--num_processes=2"], "Missing: coordinator_address, process_id."),
+        (["--heartbeat_timeout_seconds=0"], "expected 1 or more"),
+        (HOSTS, "This host could not join the others (from flags): no one answers"),
+    ],
+)
+def test_mistake_in_the_flags_of_several_hosts(capsys, monkeypatch, flags, message):
+    for variable in [
+        *distributed._COUNTS,
+        *distributed._LISTS,
+        *distributed._ADDRESSES,
+    ]:
+        monkeypatch.delenv(variable, raising=False)
+
+    def join(**given):
+        raise RuntimeError("no one answers")
+
+    monkeypatch.setattr(jax.distributed, "initialize", join)
+    assert message in error_of(capsys, TINY, MODEL_DIR, *flags)
+
+
+def test_fewer_hosts_than_the_flags_say(capsys, monkeypatch):
+    monkeypatch.setattr(jax.distributed, "initialize", lambda **given: None)
+    error = error_of(capsys, TINY, MODEL_DIR, *HOSTS)
+    assert "1 hosts came together, --num_processes says 2" in error
 
 
 def test_missing_file_says_where_it_looked(capsys, tmp_path, monkeypatch):

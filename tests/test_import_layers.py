@@ -34,6 +34,7 @@ LAYERS = {
         *[
             "compile_report",
             "compile_setup",
+            "distributed",
             "engine",
             "t5x_engine",
             "gin_checks",
