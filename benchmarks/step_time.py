@@ -24,8 +24,12 @@ def random_batch(setup: compile_setup.Setup) -> dict[str, np.ndarray]:
     vocab_size = setup.trainer.model.encoder.t5.vocab_size
     batch = {}
     for name, leaf in setup.batch().items():
-        if name == names.NEGATIVE_MASK:
+        if leaf.dtype == bool:
             batch[name] = np.ones(leaf.shape, bool)
+        elif name.endswith(names.INSTRUCTION_LENGTH + "s"):
+            batch[name] = np.ones(leaf.shape, np.int32)
+        elif leaf.dtype == np.float32:
+            batch[name] = rng.normal(size=leaf.shape).astype(np.float32)
         else:
             tokens = rng.integers(2, vocab_size, leaf.shape, np.int32)
             tokens[..., -1] = names.EOS_ID

@@ -116,6 +116,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         topology = tpu_topologies.parse(flags.topology, flags.num_slices)
         setup = compile_setup.set_up(config, topology, flags.step)
+        setup.check()
     except (ValueError, RuntimeError) as error:
         print(f"sentence-t5 compile: error: {error}", file=sys.stderr)
         return _USAGE_ERROR

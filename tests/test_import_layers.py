@@ -34,6 +34,7 @@ LAYERS = {
         *[
             "compile_report",
             "compile_setup",
+            "compile_tasks",
             "distributed",
             "engine",
             "t5x_engine",
