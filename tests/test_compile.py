@@ -199,6 +199,31 @@ def test_a_packed_step_has_the_shapes_of_training(cpu_devices):
     assert setup.flops().model == pytest.approx(3 * 12 * weights, rel=0.1)
 
 
+@pytest.mark.parametrize(
+    ("line", "network", "between_slices"),
+    [
+        ("collective-permute(%a), source_target_pairs={{0,4},{4,0}}", 4096, 4096),
+        # A ring passes 7/8 twice; half of the 1/4 that a chip has of its slice's sum.
+        ("all-reduce(%a), replica_groups={{0,1,2,3,4,5,6,7}}", 7168, 1024),
+    ],
+)
+def test_bytes_that_a_chip_passes_on(cpu_devices, line, network, between_slices):
+    text = (
+        "ENTRY %main (a: f32[1024]) -> f32[1024] {\n  %a = f32[1024]{0} parameter(0)\n"
+    )
+    text += f"  ROOT %moved = f32[1024]{{0}} {line}\n}}\n"
+    found = compiled_programs.Program(text).collectives()
+    topology = tpu_topologies.parse("v5e:2x2", num_slices=2)
+    chip = dataclasses.replace(topology.chip, dcn_bandwidth=1e9)
+    setup = set_up("--gin_file=gin/st5_tiny_mean.gin", "--batch_size=64")
+    topology = dataclasses.replace(topology, chip=chip)
+    setup = dataclasses.replace(setup, topology=topology)
+    seconds = compile_report._roofline(setup, found, 0.0)["seconds"]
+    assert seconds["network"] * chip.ici_bandwidth == pytest.approx(network)
+    between = seconds["network_between_slices"] * chip.dcn_bandwidth
+    assert between == pytest.approx(between_slices)
+
+
 MEDI = "--gin.medi.mixture"
 PACKED = ("--packed_length=48", "--gin.train/engine.dataset.packed_rows=12")
 MIXED = """
