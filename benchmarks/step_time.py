@@ -15,7 +15,7 @@ import jax
 import measuring
 import numpy as np
 
-from sentence_t5 import compile_setup, gin_files, host_memory, names
+from sentence_t5 import compile_setup, gin_files, gin_flags, host_memory, names
 
 
 def random_batch(setup: compile_setup.Setup) -> dict[str, np.ndarray]:
@@ -41,11 +41,11 @@ def main() -> None:
     """Runs the benchmark."""
     host_memory.keep_freed_memory()
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    gin_files.add_flags(parser)
+    gin_flags.add_flags(parser)
     measuring.add_flags(parser)
     parser.add_argument("--steps", type=int, default=10, help="how many to time")
     parser.add_argument("--warmup", type=int, default=2, help="steps before those")
-    flags = gin_files.parse_flags(sys.argv[1:], parser)
+    flags = gin_flags.parse_flags(sys.argv[1:], parser)
     if flags.compare:
         measuring.compare(flags.compare, flags.rounds)
         return

@@ -23,6 +23,7 @@ from sentence_t5 import (
     encoder,
     flops,
     gin_files,
+    gin_flags,
     guides,
     partitioning,
     token_cache,
@@ -141,7 +142,7 @@ def test_topologies():
 
 
 def load(*flags):
-    parsed = gin_files.parse_flags(
+    parsed = gin_flags.parse_flags(
         [*flags, "--topology=v5e:2x2"], compile.make_parser()
     )
     return gin_files.load(parsed)

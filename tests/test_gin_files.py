@@ -19,6 +19,7 @@ from sentence_t5 import (
     engine,
     gin_checks,
     gin_files,
+    gin_flags,
     gin_reader,
 )
 
@@ -52,7 +53,7 @@ def _clear_gin():
 
 def load(*argv: str) -> gin_files.Config:
     parser = gin_files.make_parser("train")
-    return gin_files.load(gin_files.parse_flags(argv, parser))
+    return gin_files.load(gin_flags.parse_flags(argv, parser))
 
 
 def model():
