@@ -611,6 +611,21 @@ def test_explain_names_value_and_origin(capsys):
     assert "Did you mean T5Config.d_model?" in message
 
 
+def test_explain_hides_only_defaults_that_are_made_anew(monkeypatch):
+    @dataclasses.dataclass
+    class Options:
+        made: list = dataclasses.field(default_factory=list)
+        kind: str = "factory"
+
+    config = load(TINY)
+    defaults = {
+        ("", "own.Options", name): parameter.default
+        for name, parameter in gin_reader.parameters(Options).items()
+    }
+    monkeypatch.setattr(gin_files.Config, "defaults", lambda config: defaults)
+    assert config.explain("Options") == "Options.kind = 'factory'  # default"
+
+
 def test_config_command_lists_everything(capsys):
     assert gin_files.main([TINY], command="config") == 0
     out = capsys.readouterr().out
