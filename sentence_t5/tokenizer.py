@@ -89,22 +89,6 @@ class Tokenizer:
             raise
         return [[*row, names.EOS_ID] for row in ids]
 
-    def encode_batch(
-        self, texts: Sequence[str], max_length: int
-    ) -> tuple[list[list[int]], int]:
-        """Tokenizes texts and trims the long ones, keeping EOS.
-
-        Args:
-            texts: any number of strings.
-            max_length: largest number of ids in a row, EOS included; at least 1.
-
-        Returns:
-            One list of ids per text, and the number of texts that were trimmed.
-        """
-        rows = self.encode(texts)
-        trimmed = [trim(row, max_length) for row in rows]
-        return trimmed, sum(len(row) > max_length for row in rows)
-
     def decode(self, ids: Sequence[int]) -> str:
         """Turns ids back into text, up to the first EOS."""
         ids = list(ids)
