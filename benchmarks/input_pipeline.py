@@ -15,16 +15,16 @@ import time
 import gin
 import measuring
 
-from sentence_t5 import datasets, gin_files
+from sentence_t5 import datasets, gin_files, gin_flags
 
 
 def main() -> None:
     """Runs the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    gin_files.add_flags(parser)
+    gin_flags.add_flags(parser)
     measuring.add_flags(parser)
     parser.add_argument("--batches", type=int, default=200)
-    flags = gin_files.parse_flags(sys.argv[1:], parser)
+    flags = gin_flags.parse_flags(sys.argv[1:], parser)
     if flags.compare:
         measuring.compare(flags.compare, flags.rounds)
         return

@@ -13,7 +13,7 @@ import sys
 
 import measuring
 
-from sentence_t5 import compile_setup, gin_files
+from sentence_t5 import compile_setup, gin_files, gin_flags
 
 
 def temporary_bytes(flags: argparse.Namespace, batch_size: int) -> int:
@@ -26,9 +26,9 @@ def temporary_bytes(flags: argparse.Namespace, batch_size: int) -> int:
 def main() -> None:
     """Runs the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    gin_files.add_flags(parser)
+    gin_flags.add_flags(parser)
     parser.add_argument("--batch_sizes", type=int, nargs="+", required=True)
-    flags = gin_files.parse_flags(sys.argv[1:], parser)
+    flags = gin_flags.parse_flags(sys.argv[1:], parser)
     needed = {size: temporary_bytes(flags, size) for size in flags.batch_sizes}
     first = needed[flags.batch_sizes[0]]
     measuring.report(

@@ -22,7 +22,14 @@ import gin
 import jax
 import measuring
 
-from sentence_t5 import compile_setup, datasets, gin_files, host_memory, names
+from sentence_t5 import (
+    compile_setup,
+    datasets,
+    gin_files,
+    gin_flags,
+    host_memory,
+    names,
+)
 
 # A large product, the most that the machine does.
 _PRODUCT = "product"
@@ -73,12 +80,12 @@ def main() -> None:
     """Runs the benchmark."""
     host_memory.keep_freed_memory()
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    gin_files.add_flags(parser)
+    gin_flags.add_flags(parser)
     measuring.add_flags(parser)
     parser.add_argument("--short_length", type=int, default=32)
     parser.add_argument("--steps", type=int, default=5, help="of each, to time")
     parser.add_argument("--only", help="the one variant to time")
-    flags = gin_files.parse_flags(sys.argv[1:], parser)
+    flags = gin_flags.parse_flags(sys.argv[1:], parser)
     if flags.compare:
         measuring.compare(flags.compare, flags.rounds)
         return

@@ -15,7 +15,7 @@ import jax
 import measuring
 import numpy as np
 
-from sentence_t5 import compile_setup, gin_files, host_memory, names
+from sentence_t5 import compile_setup, gin_files, gin_flags, host_memory, names
 
 
 def random_batch(setup: compile_setup.Setup) -> dict[str, np.ndarray]:
@@ -24,8 +24,12 @@ def random_batch(setup: compile_setup.Setup) -> dict[str, np.ndarray]:
     vocab_size = setup.trainer.model.encoder.t5.vocab_size
     batch = {}
     for name, leaf in setup.batch().items():
-        if name == names.NEGATIVE_MASK:
+        if leaf.dtype == bool:
             batch[name] = np.ones(leaf.shape, bool)
+        elif name.endswith(names.INSTRUCTION_LENGTH + "s"):
+            batch[name] = np.ones(leaf.shape, np.int32)
+        elif leaf.dtype == np.float32:
+            batch[name] = rng.normal(size=leaf.shape).astype(np.float32)
         else:
             tokens = rng.integers(2, vocab_size, leaf.shape, np.int32)
             tokens[..., -1] = names.EOS_ID
@@ -37,11 +41,11 @@ def main() -> None:
     """Runs the benchmark."""
     host_memory.keep_freed_memory()
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    gin_files.add_flags(parser)
+    gin_flags.add_flags(parser)
     measuring.add_flags(parser)
     parser.add_argument("--steps", type=int, default=10, help="how many to time")
     parser.add_argument("--warmup", type=int, default=2, help="steps before those")
-    flags = gin_files.parse_flags(sys.argv[1:], parser)
+    flags = gin_flags.parse_flags(sys.argv[1:], parser)
     if flags.compare:
         measuring.compare(flags.compare, flags.rounds)
         return

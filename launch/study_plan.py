@@ -25,7 +25,6 @@ import sweep_plan
 from sentence_t5 import gin_reader
 
 RAW, NLI, CQA, CQA_NLI, EQUAL = "raw", "nli", "cqa", "cqa_nli", "equal"
-STAGES = (RAW, NLI, CQA, CQA_NLI)
 INSTRUCTIONS = "instructions"
 _MEAN = "mean"
 _RUN = "gin/runs/nli.gin"

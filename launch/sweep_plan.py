@@ -14,7 +14,7 @@ import re
 import shlex
 from collections.abc import Iterable, Sequence
 
-from sentence_t5 import engine, gin_files, gin_reader
+from sentence_t5 import engine, gin_files, gin_flags, gin_reader
 
 SIZE = "size"
 POOLING = "pooling"
@@ -144,7 +144,7 @@ def plan(
     names = [name for name, _ in axes]
     if repeated := {name for name in names if names.count(name) > 1}:
         raise gin_reader.ConfigError(f"Axes given twice: {', '.join(repeated)}.")
-    parsed = gin_files.parse_flags(more, gin_files.make_parser("train"))
+    parsed = gin_flags.parse_flags(more, gin_files.make_parser("train"))
     folders = gin_reader.search_paths(_search_paths(parsed))
     _check_known(SIZE, sizes, "gin/sizes", folders)
     _check_known(POOLING, poolings, "gin/pooling", folders)
@@ -182,7 +182,7 @@ def _make_run(
         files += [f"gin/pooling/{values[POOLING]}.gin"] if POOLING in values else []
     else:
         files.insert(0, f"gin/st5_{values[SIZE]}_{values[POOLING]}.gin")
-    flags = {flag.name for flag in gin_files.FLAGS}
+    flags = {flag.name for flag in gin_flags.FLAGS}
     set_by_axes = []
     for name, value in values.items():
         if name == _GIN_FILE:
@@ -199,7 +199,7 @@ def _make_run(
         *more,
         *set_by_axes,
     )
-    parsed = gin_files.parse_flags(arguments, gin_files.make_parser("train"))
+    parsed = gin_flags.parse_flags(arguments, gin_files.make_parser("train"))
     t5x_arguments = _t5x_arguments(parsed)
     config = gin_files.load(parsed)
     if config.usage.required:
@@ -253,27 +253,14 @@ def read_settings(text: str) -> dict[str, str]:
 
 def _t5x_arguments(parsed: argparse.Namespace) -> tuple[str, ...]:
     """Writes a command line in the words that T5X knows: gin files and bindings."""
-    given = {
-        flag: flag.value(text)
-        for flag in gin_files.FLAGS
-        if (text := getattr(parsed, flag.name)) is not None
-    }
     folders = _search_paths(parsed)
     reader = gin_reader.Reader(gin_reader.search_paths(folders))
-    files = list(parsed.gin_file)
-    for file in files:
-        reader.read_file(file)
-    for flag in given:
-        if flag.file and not reader.has(flag.target):
-            reader.read_file(flag.file, included_at=f"--{flag.name}")
-            files.append(flag.file)
-    bindings = {flag.target: value for flag, value in given.items()}
-    if parsed.negatives is not None and parsed.num_negatives is None:
-        bindings["NUM_NEGATIVES"] = len(bindings["files.task.negatives"])
+    files = gin_flags.read_files(reader, parsed)
+    settings = gin_flags.settings(parsed)
     return (
         *(f"--gin_file={file}" for file in files),
         *([f"--gin_search_paths={parsed.gin_search_paths}"] if folders else []),
-        *(f"--gin.{target}={value!r}" for target, value in bindings.items()),
+        *(f"--gin.{each.target}={each.value!r}" for each in settings),
         *parsed.gin_bindings,
     )
 

@@ -5,7 +5,8 @@ Each step has three items: ``params``, which is all that inference reads; ``trai
 Saves run in the background; ``close`` (or leaving the ``with`` block) waits until they
 are committed and raises what went wrong in them.
 
-The only module that calls Orbax, and long for that reason: changes of its API end here.
+Long because all that runs need of Orbax is here; imported weights alone are written by
+``pretrained.writing``.
 """
 
 import contextlib
@@ -180,7 +181,6 @@ class Checkpointer:
         train: PyTree,
         meta: Mapping[str, Any],
         metrics: Mapping[str, float] | None = None,
-        force: bool = False,
     ) -> None:
         """Starts saving a step; waits first for the save before it.
 
@@ -192,7 +192,6 @@ class Checkpointer:
             train: optimizer state, random key and whatever else a resumed run needs.
             meta: JSON-able values, such as the position in the data.
             metrics: evaluation results of this very step, for ``keep_best``.
-            force: replace the checkpoint of this step if there is one.
 
         Raises:
             ValueError: the step is saved already, or a later one is; ``metrics``
@@ -202,9 +201,7 @@ class Checkpointer:
         metrics = self._check_metrics(step, metrics)
         self.wait()
         latest = self.latest_step()
-        if force and step == latest:
-            self._manager.delete(step)
-        elif latest is not None and step <= latest:
+        if latest is not None and step <= latest:
             raise ValueError(
                 f"Step {step} can't be saved: {self.directory} has step {latest} "
                 "already. Use another model_dir for another run."

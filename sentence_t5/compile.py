@@ -22,6 +22,7 @@ from sentence_t5 import (
     compile_setup,
     compiled_programs,
     gin_files,
+    gin_flags,
     tpu_topologies,
 )
 
@@ -78,7 +79,7 @@ def make_parser() -> argparse.ArgumentParser:
         "Exit code 1: it does not fit.",
         allow_abbrev=False,
     )
-    gin_files.add_flags(parser)
+    gin_flags.add_flags(parser)
     parser.add_argument(
         "--topology", required=True, metavar="NAME",
         help="chips along each axis of a slice: v5e:8x8, v6e:4x4, v4:4x4x4, v5p:4x4x4",
@@ -109,13 +110,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     jax.config.update("jax_platforms", "cpu")
     argv = sys.argv[1:] if argv is None else argv
     try:
-        flags = gin_files.parse_flags(argv, make_parser())
+        flags = gin_flags.parse_flags(argv, make_parser())
         config = gin_files.load(flags)
         if flags.explain is not None:
             print(config.explain(flags.explain))
             return 0
         topology = tpu_topologies.parse(flags.topology, flags.num_slices)
         setup = compile_setup.set_up(config, topology, flags.step)
+        setup.check()
     except (ValueError, RuntimeError) as error:
         print(f"sentence-t5 compile: error: {error}", file=sys.stderr)
         return _USAGE_ERROR

@@ -156,13 +156,9 @@ def _roofline(
     }
     between_slices = 0.0
     for c in collectives:
-        size = c.group_size(topology.num_chips)
-        passes = 2 if c.kind == "all-reduce" else 1
-        times["network"] += passes * c.total_bytes * (size - 1) / size
+        times["network"] += _passed(c, c.group_size(topology.num_chips))
         if _crosses(setup, c):
-            # A chip passes on only its part of what its slice has put together.
-            part = c.total_bytes * topology.num_slices / size
-            between_slices += passes * part * (1 - 1 / topology.num_slices)
+            between_slices += _passed_between_slices(setup, c)
     times["network"] /= chip.ici_bandwidth
     if topology.num_slices > 1:
         known = chip.dcn_bandwidth
@@ -182,6 +178,24 @@ def _roofline(
             "source": chip.source,
         },
     }
+
+
+def _passed(collective: Collective, size: int) -> float:
+    """Returns the bytes that a chip of a group of so many passes on in a step."""
+    if collective.kind == "collective-permute":  # To one other chip, whole.
+        return collective.total_bytes
+    passes = 2 if collective.kind == "all-reduce" else 1
+    return passes * collective.total_bytes * (size - 1) / size
+
+
+def _passed_between_slices(setup: Setup, collective: Collective) -> float:
+    """Returns the bytes of them that go to chips of other slices."""
+    slices = setup.topology.num_slices
+    if collective.kind == "collective-permute":
+        return collective.total_bytes
+    # A chip passes on only its part of what its slice has put together.
+    part = slices / collective.group_size(setup.topology.num_chips)
+    return part * _passed(collective, slices)
 
 
 def refusal(message: str) -> dict[str, Any]:

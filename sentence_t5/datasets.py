@@ -21,6 +21,7 @@ from sentence_t5 import (
     batching,
     instructions,
     names,
+    options,
     packing,
     prefetching,
     schedules,
@@ -96,8 +97,8 @@ class DatasetConfig:
                 _check_integer(name, value, minimum=2 if name == "packed_length" else 1)
         if self.packed_rows is not None and self.packed_length is None:
             raise ValueError("packed_rows needs packed_length, the tokens of a row.")
-        _check_choice("mix_by", self.mix_by, _MIX_BY)
-        _check_choice("on_crowding", self.on_crowding, instructions.ON_CROWDING)
+        options.check_choice("mix_by", self.mix_by, _MIX_BY)
+        options.check_choice("on_crowding", self.on_crowding, instructions.ON_CROWDING)
 
     def lengths(self) -> dict[str, int]:
         """Returns the tokens per text of each feature, negatives included."""
@@ -439,11 +440,6 @@ def _check_process_count(cfg: DatasetConfig, process_count: int) -> None:
         f"The global batch_size {cfg.batch_size} cannot be shared by {process_count} "
         f"hosts evenly; the nearest sizes that can are {nearest}."
     )
-
-
-def _check_choice(name: str, value: str, choices: Sequence[str]) -> None:
-    if value not in choices:
-        raise ValueError(f"{name} must be one of {choices}, got {value!r}.")
 
 
 def _check_integer(name: str, value: Any, minimum: int) -> None:

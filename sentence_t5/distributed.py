@@ -9,6 +9,8 @@ import argparse
 import logging
 import os
 
+from sentence_t5.gin_reader import ConfigError
+
 _logger = logging.getLogger(__name__)
 
 # Variables that count the hosts of a job, by the system that sets them.
@@ -50,8 +52,8 @@ def initialize(flags: argparse.Namespace) -> None:
         flags: from ``add_flags``.
 
     Raises:
-        ValueError: the flags contradict each other, or another number of hosts came
-            together than they say.
+        ConfigError: the flags contradict each other, the hosts can't be reached, or
+            another number of them came together than the flags say.
     """
     given = {
         name: getattr(flags, name)
@@ -59,7 +61,7 @@ def initialize(flags: argparse.Namespace) -> None:
         if getattr(flags, name) is not None
     }
     if flags.heartbeat_timeout_seconds < 1:
-        raise ValueError(
+        raise ConfigError(
             f"--heartbeat_timeout_seconds={flags.heartbeat_timeout_seconds}: expected "
             "1 or more."
         )
@@ -70,7 +72,7 @@ def initialize(flags: argparse.Namespace) -> None:
         missing = sorted(
             {"coordinator_address", "num_processes", "process_id"} - set(given)
         )
-        raise ValueError(
+        raise ConfigError(
             "Several hosts need --coordinator_address, --num_processes and "
             "--process_id where the environment doesn't say them. Missing: "
             f"{', '.join(missing)}."
@@ -82,13 +84,13 @@ def initialize(flags: argparse.Namespace) -> None:
             **given, heartbeat_timeout_seconds=flags.heartbeat_timeout_seconds
         )
     except (ValueError, RuntimeError) as error:
-        raise ValueError(
+        raise ConfigError(
             f"This host could not join the others ({source or 'from flags'}): {error} "
             "Pass --coordinator_address, --num_processes and --process_id."
         ) from error
     expected = flags.num_processes
     if expected is not None and jax.process_count() != expected:
-        raise ValueError(
+        raise ConfigError(
             f"{jax.process_count()} hosts came together, --num_processes says "
             f"{expected}: each would train alone. Check the addresses."
         )

@@ -3,6 +3,7 @@
 BATCH_SIZE = 9  # --batch_size=9; before: 512 (gin/runs/nli.gin:15)
 """
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +13,8 @@ from sentence_t5 import gin_checks, gin_reader
 from sentence_t5.gin_reader import MACRO, Binding, Key
 
 _Reference = gin.config.ConfigurableReference
+# What a signature shows for a field that a function fills, whose value isn't known.
+_MADE = dataclasses._HAS_DEFAULT_FACTORY
 
 
 def explain(
@@ -41,7 +44,7 @@ def explain(
         if _matches(key, name)
     ]
     for key, default in defaults.items():
-        if _matches(key, name) and "factory" not in repr(default):
+        if _matches(key, name) and default is not _MADE:
             lines.append(f"{gin_reader.show_key(key)} = {default!r}  # default")
     if not lines:
         known = {gin_reader.show_key(key) for key in usage.used}

@@ -85,12 +85,7 @@ class PackedBatches:
             num_rows = self._find_rows(samples)
         self.num_rows = num_rows
         self.num_slots = num_slots(num_texts, num_rows)
-        if self.num_rows % self._unit:
-            raise ValueError(
-                f"DatasetConfig.packed_rows is {num_rows}: {num_shards} devices take "
-                f"them in {num_chunks} chunks each, so make it a multiple of "
-                f"{self._unit}."
-            )
+        check_rows(num_rows, num_shards, num_chunks)
         self.fill = tokens.sum() / (len(samples) * self.num_rows * row_length)
         _logger.info(
             "Packing %d pairs into %d rows of %d tokens, up to %d texts each: %.1f %% "
@@ -262,6 +257,25 @@ class PackedBatches:
             else:
                 lengths.append(counts[own].reshape(texts.shape[:2]))
         return np.concatenate(tokens, axis=1), np.concatenate(lengths, axis=1)
+
+
+def check_rows(num_rows: int, num_shards: int, num_chunks: int) -> None:
+    """Checks that all devices can have as many rows in each chunk.
+
+    Args:
+      num_rows: rows of a global batch.
+      num_shards: devices that share the batch.
+      num_chunks: parts in which each device encodes its rows.
+
+    Raises:
+      ValueError: not so.
+    """
+    unit = num_shards * num_chunks
+    if num_rows % unit:
+        raise ValueError(
+            f"DatasetConfig.packed_rows is {num_rows}: {num_shards} devices take them "
+            f"in {num_chunks} chunks each, so make it a multiple of {unit}."
+        )
 
 
 def num_slots(num_texts: int, num_rows: float) -> int:

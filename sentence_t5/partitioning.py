@@ -239,8 +239,9 @@ class Partitioner:
             A tree of NamedShardings, like ``opt_state``.
 
         Raises:
-            ValueError: a leaf has neither its parameter's shape nor a part of it:
-                replicating it could cost as much memory as the parameters.
+            ValueError: a leaf of more than one number follows no parameter, or has
+                neither its parameter's shape nor a part of it: replicating it could
+                cost as much memory as the parameters.
         """
         specs = jax.tree.map(lambda sharding: sharding.spec, param_shardings)
         return self._on_mesh(opt_state_specs(opt_state, params, specs))
@@ -324,9 +325,16 @@ def opt_state_specs(opt_state: Any, params: Any, param_specs: Any) -> Any:
     }
 
     def one(path, leaf):
-        owner = by_path.get(_dict_keys(path))
-        if owner is None or leaf.size == 1:
+        if leaf.size == 1:
             return P()
+        owner = by_path.get(_dict_keys(path))
+        if owner is None:
+            raise ValueError(
+                f"Optimizer state {jax.tree_util.keystr(path)} of shape {leaf.shape} "
+                "follows no parameter: its path has none's, so that it has no known "
+                "sharding and would lie whole on every device. Use an optimizer whose "
+                "state is a tree like the parameters' (not optax.flatten)."
+            )
         return _like_param(path, leaf.shape, *owner)
 
     return jax.tree_util.tree_map_with_path(one, opt_state)

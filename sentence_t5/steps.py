@@ -72,7 +72,17 @@ class Trainer:
     """The jitted steps of one model on one mesh.
 
     Attributes:
+        model: what is trained.
+        partitioner: the mesh.
+        microbatch_size: pairs of the global batch that are encoded at once, or None.
+        state_shardings: shardings of the state, a tree like it.
         abstract_state: shapes, dtypes and shardings of the state.
+        param_names: path of each parameter, "encoder/final_norm/scale", in the order of
+            ``jax.tree.leaves`` and of the metric ``grad_norm_by_param``.
+        train_step: (state, batch) → (state, metrics); the state given is donated.
+        eval_step: (parameters, batch) → metrics, without dropout.
+        encode_step: (parameters, tokens int32 [B L], lengths of their instructions
+            int32 [B] or None) → embeddings [B E] on every device.
     """
 
     def __init__(

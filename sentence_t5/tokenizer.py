@@ -10,18 +10,15 @@ Source: SeqIO's ``SentencePieceVocabulary`` for the sentinels (``extra_ids``).
 import hashlib
 import itertools
 import os
-import socket
 import struct
 from collections.abc import Sequence
 
 import sentencepiece
 from etils import epath
 
-from sentence_t5 import names
+from sentence_t5 import buckets, names
 
 _USER_DEFINED = 4  # sentencepiece's ModelProto.SentencePiece.Type
-_GCS_HOST = ("storage.googleapis.com", 443)
-_GCS_TIMEOUT_SECONDS = 3.0
 
 
 class Tokenizer:
@@ -92,22 +89,6 @@ class Tokenizer:
             raise
         return [[*row, names.EOS_ID] for row in ids]
 
-    def encode_batch(
-        self, texts: Sequence[str], max_length: int
-    ) -> tuple[list[list[int]], int]:
-        """Tokenizes texts and trims the long ones, keeping EOS.
-
-        Args:
-            texts: any number of strings.
-            max_length: largest number of ids in a row, EOS included; at least 1.
-
-        Returns:
-            One list of ids per text, and the number of texts that were trimmed.
-        """
-        rows = self.encode(texts)
-        trimmed = [trim(row, max_length) for row in rows]
-        return trimmed, sum(len(row) > max_length for row in rows)
-
     def decode(self, ids: Sequence[int]) -> str:
         """Turns ids back into text, up to the first EOS."""
         ids = list(ids)
@@ -172,8 +153,8 @@ def _sentinel_pieces(extra_ids: int) -> bytes:
 
 def _read_model(path: str | os.PathLike) -> bytes:
     """Reads a vocabulary file from a local path or from a bucket."""
-    if str(path).startswith("gs://"):
-        _check_bucket_is_reachable(str(path))
+    if str(path).startswith(buckets.SCHEME):
+        buckets.check_reachable(str(path))
     file = epath.Path(path)
     if file.is_dir():
         raise FileNotFoundError(
@@ -185,19 +166,6 @@ def _read_model(path: str | os.PathLike) -> bytes:
             "to the path of a SentencePiece model such as T5's spiece.model."
         )
     return file.read_bytes()
-
-
-def _check_bucket_is_reachable(path: str) -> None:
-    """Raises at once where the clients would retry for minutes."""
-    if os.environ.get("HTTPS_PROXY") or os.environ.get("https_proxy"):
-        return
-    try:
-        socket.create_connection(_GCS_HOST, timeout=_GCS_TIMEOUT_SECONDS).close()
-    except OSError as error:
-        raise FileNotFoundError(
-            f"The vocabulary {path} cannot be reached from here ({_GCS_HOST[0]}: "
-            f"{error}). Copy it to a local file and set the vocabulary to its path."
-        ) from error
 
 
 def _raise_for_surrogate(texts: Sequence[str]) -> None:

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import seqio
 import tensorflow as tf
 
-from sentence_t5 import names
+from sentence_t5 import names, options
 from sentence_t5.tasks import records, text_pairs
 
 _logger = logging.getLogger(__name__)
@@ -103,8 +103,8 @@ def make_source(
       on_missing: see `task`.
       errors: see `task`.
     """
-    _check_choice("on_missing", on_missing, ("error", "drop", "keep"))
-    _check_choice("errors", errors, ("strict", "replace"))
+    options.check_choice("on_missing", on_missing, ("error", "drop", "keep"))
+    options.check_choice("errors", errors, ("strict", "replace"))
     by_split = path if isinstance(path, Mapping) else {split: path}
     paths = {key: _as_list(value) for key, value in by_split.items()}
     for file in (file for files in paths.values() for file in files):
@@ -266,8 +266,3 @@ def _as_list(paths: Paths) -> list[str]:
 
 def _rows(number: int) -> str:
     return "1 row" if number == 1 else f"{number} rows"
-
-
-def _check_choice(name: str, value: str, choices: Sequence[str]) -> None:
-    if value not in choices:
-        raise ValueError(f"{name} must be one of {choices}, got {value!r}.")

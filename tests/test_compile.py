@@ -1,25 +1,38 @@
 """Ahead-of-time compilation: reading HLO text, counting, and a real TPU program."""
 
+import dataclasses
 import json
+import logging
 import math
 import pathlib
+import types
 
+import gin
 import jax
 import numpy as np
 import pytest
 
 from sentence_t5 import (
+    checkpoints,
     compile,
     compile_report,
     compile_setup,
+    compile_tasks,
     compiled_programs,
+    datasets,
     encoder,
     flops,
     gin_files,
+    gin_flags,
+    guides,
     partitioning,
+    token_cache,
     tpu_topologies,
 )
 from sentence_t5.t5.config import T5Config
+from sentence_t5.tokenizer import Tokenizer
+
+VOCABULARY = pathlib.Path(__file__).parent.parent / "tasks" / "data" / "synthetic.model"
 
 # Two layers scanned (the limit is in the condition), a gather that the compiler split
 # into pieces inside and outside of that loop, two reductions that share a channel.
@@ -129,7 +142,7 @@ def test_topologies():
 
 
 def load(*flags):
-    parsed = gin_files.parse_flags(
+    parsed = gin_flags.parse_flags(
         [*flags, "--topology=v5e:2x2"], compile.make_parser()
     )
     return gin_files.load(parsed)
@@ -185,6 +198,205 @@ def test_a_packed_step_has_the_shapes_of_training(cpu_devices):
     }
     weights, _, _ = flops.per_text(setup.trainer.model.encoder, 64)
     assert setup.flops().model == pytest.approx(3 * 12 * weights, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("line", "network", "between_slices"),
+    [
+        ("collective-permute(%a), source_target_pairs={{0,4},{4,0}}", 4096, 4096),
+        # A ring passes 7/8 twice; half of the 1/4 that a chip has of its slice's sum.
+        ("all-reduce(%a), replica_groups={{0,1,2,3,4,5,6,7}}", 7168, 1024),
+    ],
+)
+def test_bytes_that_a_chip_passes_on(cpu_devices, line, network, between_slices):
+    text = (
+        "ENTRY %main (a: f32[1024]) -> f32[1024] {\n  %a = f32[1024]{0} parameter(0)\n"
+    )
+    text += f"  ROOT %moved = f32[1024]{{0}} {line}\n}}\n"
+    found = compiled_programs.Program(text).collectives()
+    topology = tpu_topologies.parse("v5e:2x2", num_slices=2)
+    chip = dataclasses.replace(topology.chip, dcn_bandwidth=1e9)
+    setup = set_up("--gin_file=gin/st5_tiny_mean.gin", "--batch_size=64")
+    topology = dataclasses.replace(topology, chip=chip)
+    setup = dataclasses.replace(setup, topology=topology)
+    seconds = compile_report._roofline(setup, found, 0.0)["seconds"]
+    assert seconds["network"] * chip.ici_bandwidth == pytest.approx(network)
+    between = seconds["network_between_slices"] * chip.dcn_bandwidth
+    assert between == pytest.approx(between_slices)
+
+
+MEDI = "--gin.medi.mixture"
+PACKED = ("--packed_length=48", "--gin.train/engine.dataset.packed_rows=12")
+MIXED = """
+from __gin__ import dynamic_registration
+from sentence_t5.tasks import adapted
+from sentence_t5.tasks import files
+from sentence_t5.tasks import mixtures
+
+ASK = 'Name the color:'
+TASK = @mixtures.mixture()
+mixtures.mixture:
+  tasks = [@plain/files.task(), @asked/adapted.task()]
+  rates = [1, 1]
+files.task:
+  path = %TRAIN_FILE
+  vocabulary = %VOCABULARY
+  left = 'left'
+  right = 'right'
+plain/files.task.name = 'plain'
+asked/adapted.task:
+  task = @files.task()
+  left_instruction = %ASK
+  in_batch_negatives = False
+  name = 'asked'
+"""
+
+
+@pytest.fixture
+def data(tmp_path, monkeypatch):
+    """Writes rows of 'a' and 'b' with instructions, plain pairs, and their mixture."""
+    monkeypatch.setenv("SENTENCE_T5_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(  # Comparing with SeqIO costs seconds for each task.
+        token_cache, "_seqio_rows", lambda task, split: token_cache._head(task, split)
+    )
+    sides = {side: ["Say:", "a box"] for side in ("query", "pos", "neg")}
+    rows = [json.dumps(sides | {"task_id": "ab"[i % 2]}) for i in range(32)]
+    (tmp_path / "medi.jsonl").write_text("\n".join(rows) + "\n")
+    pairs = ["left\tright"] + [f"a box {i}\ta cup" for i in range(16)]
+    (tmp_path / "pairs.tsv").write_text("\n".join(pairs) + "\n")
+    path = tmp_path / "pairs.tsv"
+    (tmp_path / "mixed.gin").write_text(f"TRAIN_FILE = {str(path)!r}\n{MIXED}")
+    return tmp_path
+
+
+@pytest.fixture
+def guide(data, monkeypatch):
+    """Describes a guide of 12 numbers whose weights are zeros."""
+    config = encoder.EncoderConfig(T5Config(vocab_size=2048), "mean", 12)
+    (data / "guide").mkdir()
+    checkpoints.write_description(data / "guide", config, Tokenizer(VOCABULARY), 8)
+
+    def zeros(path, shardings, expected):
+        return jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), expected), 0
+
+    monkeypatch.setattr(checkpoints, "load_params", zeros)
+
+
+def shapes_in_training(setup):
+    """Builds what training gives the step: name → shape and dtype."""
+    root = gin_files._current.root
+    references = gin.get_bindings(root, resolve_references=False)
+    dataset = references["train_dataset_cfg"].scoped_configurable_fn()
+    trainer = setup.trainer
+    partitioner = trainer.partitioner
+    batches = datasets.make_batches(
+        dataset,
+        datasets.load_examples(dataset),
+        num_shards=partitioner.num_batch_shards,
+        num_chunks=trainer.num_chunks(dataset.batch_size),
+    )
+    tokenizer = datasets.tokenizer(dataset)
+    guide = guides.make_guide(trainer.model.loss.guide, partitioner, tokenizer)
+    batch = jax.eval_shape(guide, partitioner.put_batch(batches.batch(0)[0]))
+    return shapes_of(batch)
+
+
+def shapes_of(batch):
+    return {key: (array.shape, array.dtype) for key, array in batch.items()}
+
+
+@pytest.mark.parametrize("packed", [(), PACKED], ids=["padded", "packed"])
+@pytest.mark.parametrize(
+    ("flags", "extras"),
+    [
+        (["--train_file=pairs.tsv", "--left=left", "--right=right"], (False, False)),
+        (["--medi_file=medi.jsonl"], (True, False)),
+        (["--medi_file=medi.jsonl", f"{MEDI}.without_in_batch=('b',)"], (True, True)),
+        (["--medi_file=medi.jsonl", f"{MEDI}.with_instructions=False"], (False, False)),
+        (["--medi_file=medi.jsonl", "--num_negatives=0"], (True, False)),
+        (["--gin_file=mixed.gin", "--num_negatives=0"], (True, True)),
+        (
+            ["--gin_file=mixed.gin", "--num_negatives=0", "--gin.ASK=' '",
+             "--gin.asked/adapted.task.in_batch_negatives=None"],
+            (False, False),
+        ),
+    ],
+)  # fmt: skip
+def test_the_batch_is_that_of_training(
+    cpu_devices, data, monkeypatch, flags, extras, packed
+):
+    monkeypatch.chdir(data)
+    setup = set_up(
+        "--gin_file=gin/st5_tiny_mean.gin", *flags, "--batch_size=8",
+        "--max_length=24", *packed,
+    )  # fmt: skip
+    assert dataclasses.astuple(setup.extras) == extras
+    found = shapes_of(setup.batch())
+    assert found == shapes_in_training(setup)
+    prefix = "packed" if packed else "left"
+    assert (f"{prefix}_instruction_lengths" in found, "in_batch" in found) == extras
+
+
+@pytest.mark.parametrize("packed", [(), PACKED], ids=["padded", "packed"])
+def test_a_guide_is_part_of_the_step(cpu_devices, data, guide, monkeypatch, packed):
+    monkeypatch.chdir(data)
+    setup = set_up(
+        "--gin_file=gin/st5_tiny_mean.gin", "--medi_file=medi.jsonl", "--batch_size=8",
+        "--max_length=24", "--gin.LossConfig.guide='guide'", *packed,
+    )  # fmt: skip
+    found = shapes_of(setup.batch())
+    assert found == shapes_in_training(setup)
+    assert found["negative_guide"] == ((8, 1, 12), np.float32)
+    setup.lower()  # Which refuses a batch without a guide's vectors.
+
+
+def test_a_task_of_the_registry_says_what_it_adds(cpu_devices, monkeypatch):
+    task = types.SimpleNamespace(
+        output_features={"inputs": None, "inputs_instruction_length": None},
+        source=types.SimpleNamespace(in_batch_negatives=False),
+    )
+    monkeypatch.setattr(
+        datasets.DatasetConfig,
+        "tasks",
+        lambda cfg: {"own": [(task, 1.0)]}[cfg.mixture_or_task_name],
+    )
+    setup = set_up("--gin_file=gin/st5_tiny_mean.gin", "--gin.TASK='own'")
+    assert setup.extras == compile_tasks.Extras(True, True)
+
+
+def test_a_task_of_another_package_is_taken_for_plain_and_said(
+    cpu_devices, data, monkeypatch, caplog
+):
+    monkeypatch.setattr(logging.getLogger("sentence_t5"), "propagate", True)
+    (data / "own.py").write_text("def task():\n    raise AssertionError\n")
+    text = "from __gin__ import dynamic_registration\nimport own\nTASK = @own.task()\n"
+    (data / "own.gin").write_text(text)
+    monkeypatch.syspath_prepend(data)
+    monkeypatch.chdir(data)
+    setup = set_up("--gin_file=gin/st5_tiny_mean.gin", "--gin_file=own.gin")
+    assert setup.extras == compile_tasks.NO_EXTRAS
+    assert "@own.task() have instructions" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--packed_length=64"], "packed_rows is open"),
+        (
+            ["--gin.LossConfig.guide='/nowhere'"],
+            "LossConfig.guide is /nowhere, and the",
+        ),
+        (["--gin.engine.trainer.microbatch_size=24"], "microbatch_size is 24"),
+        (
+            ["--packed_length=64", "--gin.train/engine.dataset.packed_rows=6"],
+            "packed_rows is 6: 4 devices take them in 1 chunks",
+        ),
+    ],
+)
+def test_what_tracing_would_refuse_is_a_message(cpu_devices, capsys, flags, message):
+    argv = ["--gin_file=gin/st5_tiny_mean.gin", "--topology=v5e:2x2", *flags]
+    assert compile.main([*argv, "--batch_size=64"]) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_a_batch_that_the_mesh_cannot_share_is_refused(cpu_devices):

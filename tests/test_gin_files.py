@@ -13,11 +13,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sentence_t5 import encoder, engine, gin_checks, gin_files, gin_reader
+from sentence_t5 import (
+    distributed,
+    encoder,
+    engine,
+    gin_checks,
+    gin_files,
+    gin_flags,
+    gin_reader,
+)
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 TINY = "--gin_file=gin/st5_tiny_mean.gin"
 MODEL_DIR = "--model_dir=/nowhere"
+HOSTS = ["--coordinator_address=host:1", "--num_processes=2", "--process_id=0"]
 
 # Parameters in millions: encoder with the 768-wide projection, and the whole
 # encoder-decoder (with the projection, without T5 1.1's output table, which embeds
@@ -44,7 +53,7 @@ def _clear_gin():
 
 def load(*argv: str) -> gin_files.Config:
     parser = gin_files.make_parser("train")
-    return gin_files.load(gin_files.parse_flags(argv, parser))
+    return gin_files.load(gin_flags.parse_flags(argv, parser))
 
 
 def model():
@@ -385,6 +394,35 @@ def test_no_file_and_no_root(capsys):
     assert "none binds engine.train" in message
 
 
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--num_processes=2"], "Missing: coordinator_address, process_id."),
+        (["--heartbeat_timeout_seconds=0"], "expected 1 or more"),
+        (HOSTS, "This host could not join the others (from flags): no one answers"),
+    ],
+)
+def test_mistake_in_the_flags_of_several_hosts(capsys, monkeypatch, flags, message):
+    for variable in [
+        *distributed._COUNTS,
+        *distributed._LISTS,
+        *distributed._ADDRESSES,
+    ]:
+        monkeypatch.delenv(variable, raising=False)
+
+    def join(**given):
+        raise RuntimeError("no one answers")
+
+    monkeypatch.setattr(jax.distributed, "initialize", join)
+    assert message in error_of(capsys, TINY, MODEL_DIR, *flags)
+
+
+def test_fewer_hosts_than_the_flags_say(capsys, monkeypatch):
+    monkeypatch.setattr(jax.distributed, "initialize", lambda **given: None)
+    error = error_of(capsys, TINY, MODEL_DIR, *HOSTS)
+    assert "1 hosts came together, --num_processes says 2" in error
+
+
 def test_missing_file_says_where_it_looked(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     message = error_of(
@@ -571,6 +609,21 @@ def test_explain_names_value_and_origin(capsys):
     assert capsys.readouterr().out == "T5Config.dropout_rate = 0.0  # default\n"
     message = error_of(capsys, TINY, "--explain=T5Config.d_modle")
     assert "Did you mean T5Config.d_model?" in message
+
+
+def test_explain_hides_only_defaults_that_are_made_anew(monkeypatch):
+    @dataclasses.dataclass
+    class Options:
+        made: list = dataclasses.field(default_factory=list)
+        kind: str = "factory"
+
+    config = load(TINY)
+    defaults = {
+        ("", "own.Options", name): parameter.default
+        for name, parameter in gin_reader.parameters(Options).items()
+    }
+    monkeypatch.setattr(gin_files.Config, "defaults", lambda config: defaults)
+    assert config.explain("Options") == "Options.kind = 'factory'  # default"
 
 
 def test_config_command_lists_everything(capsys):

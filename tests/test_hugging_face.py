@@ -282,7 +282,7 @@ def test_tokenisation_of_awkward_lines(tmp_path, vocabulary):
     ours, theirs = exported_tokenizers(tmp_path, vocabulary)
     lines = awkward_lines()
     assert len(lines) == 500
-    expected, _ = ours.encode_batch(lines, 128)
+    expected = [tokenizer_lib.trim(row, 128) for row in ours.encode(lines)]
     got = theirs(lines, truncation=True).input_ids
     wrong = [i for i in range(500) if expected[i] != got[i]]
     assert not wrong, [

@@ -22,7 +22,7 @@ from sentence_t5 import (
 )
 from sentence_t5.inference import SentenceT5
 from sentence_t5.t5.config import T5Config
-from sentence_t5.tokenizer import Tokenizer
+from sentence_t5.tokenizer import Tokenizer, trim
 
 VOCABULARY = pathlib.Path(__file__).parent.parent / "tasks" / "data" / "synthetic.model"
 MAX_LENGTH = 16  # two buckets: every shape costs a compilation
@@ -73,7 +73,7 @@ def model(model_dir):
 def plain_encode(texts, config=CONFIG, seed=5):
     """One row at a time, unpadded: what encode must equal."""
     module = encoder.SentenceEncoder(config)
-    rows, _ = Tokenizer(VOCABULARY).encode_batch(texts, MAX_LENGTH)
+    rows = [trim(row, MAX_LENGTH) for row in Tokenizer(VOCABULARY).encode(texts)]
     width = max(map(len, rows))
     tokens = np.array([row + [0] * (width - len(row)) for row in rows], np.int32)
     params = random_params(config, seed)
@@ -184,7 +184,7 @@ def test_truncation_policies(model, caplog):
 def test_another_max_length(model):
     texts = ["a small dog runs in the park while two cats sleep " * 3]
     short = model.encode(texts, max_length=8, on_truncate="ignore")
-    ids = model.tokenizer.encode_batch(texts, 8)[0][0]
+    ids = trim(model.tokenizer.encode(texts)[0], 8)
     assert (len(ids), ids[-1]) == (8, 1)
     assert np.abs(short - model.encode(texts, on_truncate="ignore")).max() > 1e-3
 

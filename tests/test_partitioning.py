@@ -312,6 +312,15 @@ def test_state_of_unknown_shape_is_refused():
         opt_shardings(optimizer)
 
 
+def test_state_that_follows_no_parameter_is_refused():
+    transform = optax.flatten(optax.adam(0.1))
+    optimizer = optim.Optimizer(transform, optim.constant(0.1))
+    with pytest.raises(
+        ValueError, match=r"\.mu of shape \(\d+,\) follows no parameter"
+    ):
+        opt_shardings(optimizer)
+
+
 def test_logical_names_have_rules_of_real_axes():
     for axes in partitioning.RULES.values():
         axes = (axes,) if isinstance(axes, str) else axes

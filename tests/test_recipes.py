@@ -5,7 +5,7 @@ import pathlib
 import gin
 import pytest
 
-from sentence_t5 import engine, gin_files, losses
+from sentence_t5 import engine, gin_files, gin_flags, losses
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SIZES = ("tiny", "base", "v1_1_xl", "xxl")
@@ -38,7 +38,7 @@ def load(size, recipe, *flags, pooling="mean"):
         "--model_dir=/nowhere",
         *flags,
     ]
-    return gin_files.load(gin_files.parse_flags(argv, parser))
+    return gin_files.load(gin_flags.parse_flags(argv, parser))
 
 
 def dataset(task=""):

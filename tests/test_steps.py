@@ -2,7 +2,9 @@
 
 import dataclasses
 import functools
+import inspect
 import math
+import re
 
 import jax
 import jax.numpy as jnp
@@ -164,6 +166,13 @@ def assert_equal_to_one_device(mesh, pooling, optimizer):
         if not name.startswith(WITHOUT_EFFECT):
             moved = np.abs(single[name] - before[name]).max()
             assert moved > 20 * tolerance, name
+
+
+def test_a_trainer_s_attributes_are_described():
+    described = re.findall(r"^    (\w+): ", inspect.getdoc(steps.Trainer), re.M)
+    public = {name for name in vars(make_trainer(ONE)) if not name.startswith("_")}
+    assert set(described) == public - {"traces"}  # Which make_trainer adds.
+    assert len(described) == 9
 
 
 @pytest.mark.parametrize("mesh", [(2, 2, 2)], ids=str)

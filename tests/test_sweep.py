@@ -14,7 +14,7 @@ import time
 import gin
 import pytest
 
-from sentence_t5 import gin_files, gin_reader
+from sentence_t5 import gin_files, gin_flags, gin_reader
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "launch"))
@@ -38,7 +38,7 @@ def make_plan(**changed):
 
 def settings_of(arguments) -> dict[str, str]:
     """Reads a command line the way training does."""
-    flags = gin_files.parse_flags(arguments, gin_files.make_parser("train"))
+    flags = gin_flags.parse_flags(arguments, gin_files.make_parser("train"))
     return sweep_plan.read_settings(gin_files.load(flags).text())
 
 

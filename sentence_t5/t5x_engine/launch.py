@@ -24,6 +24,7 @@ from sentence_t5 import (
     data_record,
     datasets,
     gin_files,
+    gin_flags,
     preflight,
     pretrained,
 )
@@ -91,7 +92,7 @@ def load(argv: Sequence[str]) -> gin_files.Config:
     """
     _alias_train()
     parser = gin_files.make_parser("train")
-    return gin_files.load(gin_files.parse_flags(argv, parser))
+    return gin_files.load(gin_flags.parse_flags(argv, parser))
 
 
 def _check(arguments: Mapping[str, Any]) -> None:
