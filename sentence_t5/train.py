@@ -107,6 +107,7 @@ def train(
     checkpoint_files.check_engine(model_dir, is_t5x=False)
     partitioner.check(model.encoder, train_dataset_cfg.batch_size)
     trainer = trainer_cls(model=model, partitioner=partitioner)
+    _check_start(checkpoint_cfg, model_dir, train_dataset_cfg)
     data = _load_data(
         trainer,
         train_dataset_cfg,
@@ -124,11 +125,6 @@ def train(
         _check_steps(latest, total_steps, model_dir)
         if latest is not None:
             _check_same_run(trainer, checkpointer, data, model_dir)
-        elif checkpoint_cfg.restore_path is not None:
-            with preflight.together("reading the weights to start from"):
-                pretrained.check_vocabulary(
-                    checkpoint_cfg.restore_path, data.tokenizer, checkpoint_cfg.ignore
-                )
         checkpoints.write_description(
             model_dir,
             model.encoder,
@@ -182,6 +178,20 @@ def keep_compiled(folder: str | None) -> None:
     if folder is not None:
         jax.config.update("jax_compilation_cache_dir", folder)
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+
+
+def _check_start(
+    config: checkpoints.CheckpointConfig,
+    model_dir: str,
+    dataset_config: datasets.DatasetConfig,
+) -> None:
+    """Finds the weights to start from, before hours go into tokenizing."""
+    with preflight.together("looking for the weights to start from"):
+        saved = checkpoint_files.absolute(model_dir) / checkpoint_files.CHECKPOINTS_DIR
+        if config.restore_path is None or checkpoint_files.list_steps(saved):
+            return
+        tokenizer = datasets.tokenizer(dataset_config)
+        pretrained.check_vocabulary(config.restore_path, tokenizer, config.ignore)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -490,8 +490,13 @@ def test_weights_for_another_vocabulary_are_refused(tmp_path, data, straight):
     refused = r"other are for another vocabulary: id 50 is 'another' there and '.*' in"
     with pytest.raises(ValueError, match=refused):
         run(tmp_path / "run", data, checkpoint={"restore_path": str(other)})
-    # Nor is anything left behind. Without the table, the ids don't matter.
-    assert not (tmp_path / "run" / "encoder.json").exists()
+    # Nor is anything tokenized or left behind. Without the table, ids don't matter.
+    nowhere = str(tmp_path / "nowhere")
+    unread = dataclasses.replace(data, cache_dir=str(tmp_path / "tokens"))
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        run(tmp_path / "run", unread, checkpoint={"restore_path": nowhere})
+    assert not (tmp_path / "tokens").exists()
+    assert not (tmp_path / "run").exists()
     pretrained.check_vocabulary(other, ours, ignore=["token_embedder/.*"])
     with pytest.raises(ValueError, match=r"pattern '\*' is no regular expression"):
         pretrained.check_vocabulary(other, ours, ignore=["*"])

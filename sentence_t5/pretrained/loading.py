@@ -172,6 +172,7 @@ def check_vocabulary(
         ignore: patterns of tensors that are left out.
 
     Raises:
+        FileNotFoundError: there is no checkpoint.
         ValueError: an id is another piece in the checkpoint's own vocabulary; a pattern
             is no regular expression.
     """
