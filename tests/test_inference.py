@@ -2,10 +2,12 @@
 
 import dataclasses
 import logging
+import os
 import pathlib
 import shutil
 import subprocess
 import sys
+import threading
 
 import flax.linen as nn
 import jax
@@ -437,6 +439,41 @@ def test_encode_in_parts(model, tmp_path):
     )
     want = model.encode(texts, on_truncate="ignore")
     np.testing.assert_allclose(np.load(target), want, atol=1e-5)
+
+
+def test_encode_command_reads_a_pipe(model, model_dir, tmp_path, capsys):
+    pipe, target = tmp_path / "pipe", tmp_path / "out.npy"
+    os.mkfifo(pipe)
+    flags = [f"--model_dir={model_dir}", f"--input={pipe}", f"--output={target}"]
+
+    def encode_bytes(content):
+        writer = threading.Thread(target=pipe.write_bytes, args=(content,))
+        writer.start()
+        try:
+            return encode.main(flags)
+        finally:
+            writer.join()
+
+    assert encode_bytes(b"a small dog\n\ntwo cats\n") == 0
+    assert "3 vectors of width 12" in capsys.readouterr().out
+    want = model.encode(["a small dog", "", "two cats"])
+    np.testing.assert_allclose(np.load(target), want, atol=1e-5)
+    assert encode_bytes(b"fine\ncaf\xe9\n") == 1
+    assert f"{pipe}, line 2: byte 3 is not UTF-8" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("num_lines", "message"),
+    [(8, "expected the 8 lines that were counted, got 7"), (6, "6 .*, got more")],
+)
+def test_a_file_that_changes_under_encode_is_an_error(
+    model, tmp_path, num_lines, message
+):
+    source, target = tmp_path / "texts.txt", tmp_path / "out.npy"
+    source.write_text("a small dog\n" * 7)
+    with pytest.raises(ValueError, match=message):
+        encode.encode_file(model, source, target, num_lines=num_lines, part_lines=4)
+    assert not list(tmp_path.glob("out*"))
 
 
 def test_encode_command_errors(model_dir, tmp_path, capsys):
