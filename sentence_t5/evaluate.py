@@ -184,6 +184,9 @@ def make_report(
         A JSON-able report: ``model``, ``settings``, one entry per set under ``sts``,
         and ``average``, the mean over sets of the pooled correlations (None without
         any).
+
+    Raises:
+        ValueError: two sets of one name.
     """
     encoding = _encoding(
         model,
@@ -224,6 +227,7 @@ def _score_sts(
     encoding: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Begins a report: model, settings, STS sets and their average."""
+    evaluate_sts.check_names(sets)
     results = [evaluate_sts.score(model, sts_set, encoding) for sts_set in sets]
     named = {s.name: r for s, r in zip(sets, results, strict=True)}
     return {
