@@ -17,9 +17,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 
-import numpy as np
-
-from sentence_t5 import inference, progress
+from sentence_t5 import inference, progress, vector_files
 
 # Lines encoded at once: enough to sort by length well, few enough to hold.
 _PART_LINES = 100_000
@@ -81,12 +79,13 @@ def encode_file(
         **options: of ``SentenceT5.encode``.
 
     Raises:
+        OSError: there is no room for the vectors.
         ValueError: the input has more lines or fewer.
     """
     temporary = f"{os.fspath(output_path)}.part"
     shape = (num_lines, model.embedding_dim)
     try:
-        vectors = np.lib.format.open_memmap(temporary, "w+", np.float32, shape)
+        vectors = vector_files.create(temporary, shape)
         lines = read_lines(input_path)
         start = 0
         several = num_lines > part_lines

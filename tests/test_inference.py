@@ -1,6 +1,7 @@
 """Encoding: order, padding, shapes compiled, devices, policies, and no TensorFlow."""
 
 import dataclasses
+import errno
 import logging
 import os
 import pathlib
@@ -21,6 +22,7 @@ from sentence_t5 import (
     inference,
     partitioning,
     text_layouts,
+    vector_files,
 )
 from sentence_t5.inference import SentenceT5
 from sentence_t5.t5.config import T5Config
@@ -474,6 +476,41 @@ def test_a_file_that_changes_under_encode_is_an_error(
     with pytest.raises(ValueError, match=message):
         encode.encode_file(model, source, target, num_lines=num_lines, part_lines=4)
     assert not list(tmp_path.glob("out*"))
+
+
+def test_a_full_disk_is_one_line(model_dir, tmp_path, capsys, monkeypatch):
+    source, target = tmp_path / "texts.txt", tmp_path / "out.npy"
+    source.write_text("a small dog\n" * 3)
+    flags = [f"--model_dir={model_dir}", f"--input={source}", f"--output={target}"]
+    sizes = []
+
+    def refuse(code):
+        def allocate(descriptor, start, size):
+            sizes.append((start, size, os.fstat(descriptor).st_size))
+            raise OSError(code, os.strerror(code))
+
+        monkeypatch.setattr(os, "posix_fallocate", allocate)
+
+    refuse(errno.ENOSPC)
+    assert encode.main(flags) == 1
+    assert capsys.readouterr().err.strip() == (
+        "encode: [Errno 28] No space left on device: 3 vectors of width 12 take "
+        f"1.44e-07 GB in {tmp_path}. Make room there, or name another folder"
+    )
+    assert not list(tmp_path.glob("out*"))
+    # All of the file's room is asked for: its header's, and 3 x 12 float32.
+    assert sizes == [(0, 128 + 144, 128 + 144)]
+    # A disk that can't set room aside does without.
+    refuse(errno.EOPNOTSUPP)
+    assert encode.main(flags) == 0
+    assert len(sizes) == 2
+    assert np.load(target).shape == (3, 12)
+
+
+def test_room_on_disk_is_taken_at_once(tmp_path):
+    vectors = vector_files.create(tmp_path / "v.npy", (4096, 64))
+    assert not vectors.any()
+    assert os.stat(tmp_path / "v.npy").st_blocks * 512 >= 4096 * 64 * 4
 
 
 def test_encode_command_errors(model_dir, tmp_path, capsys):

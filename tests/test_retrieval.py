@@ -1,6 +1,8 @@
 """Retrieval metrics by hand and by trec_eval; folders; the evaluate command's part."""
 
+import errno
 import json
+import os
 import pathlib
 from typing import ClassVar
 
@@ -324,6 +326,31 @@ def test_vectors_are_kept_and_an_interrupted_run_goes_on(folder, tmp_path):
     again.fingerprint = "other weights"
     encode(again)
     assert len(again.encoded) == 4
+
+
+def test_a_cache_on_a_full_disk_is_an_error_and_begins_anew(tmp_path, monkeypatch):
+    unit = {"a": (1.0, 0.0), "b": (0.0, 1.0)}
+    taken, allocate = [], os.posix_fallocate
+
+    def full(*args):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def record(descriptor, start, size):
+        taken.append(size)
+        allocate(descriptor, start, size)
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    for _ in range(2):
+        with pytest.raises(OSError, match=r"No space left on device: 2 vectors"):
+            embedding_cache.encode(FakeModel(unit), ["a", "b"], cache_dir=tmp_path)
+        assert not list(tmp_path.glob("*/vectors.npy"))
+    # A file left by a run killed in between may lack its room: it is made anew.
+    (folder,) = tmp_path.iterdir()
+    np.save(folder / "vectors.npy", np.zeros((2, 2), np.float32))
+    monkeypatch.setattr(os, "posix_fallocate", record)
+    vectors = embedding_cache.encode(FakeModel(unit), ["a", "b"], cache_dir=tmp_path)
+    np.testing.assert_array_equal(vectors, list(unit.values()))
+    assert taken == [128 + 16]
 
 
 def test_the_command_scores_folders_beside_sts(folder, tmp_path, capsys, monkeypatch):
