@@ -288,6 +288,21 @@ def test_each_side_gets_its_own_prompt_and_length(folder):
     assert any("1 judged passages are not in the corpus" in n for n in entry["notes"])
 
 
+@pytest.mark.parametrize("flag", ["--query_length", "--passage_length", "--max_length"])
+@pytest.mark.parametrize("length", [0, -1])
+def test_a_length_below_one_is_refused(flag, length, folder, capsys, monkeypatch):
+    def load(*args, **options):
+        raise AssertionError("loaded")
+
+    monkeypatch.setattr(inference.SentenceT5, "load", load)
+    flags = ["--model_dir=m", f"--beir={folder}", f"{flag}={length}"]
+    assert evaluate.main(flags) == 1
+    message = f"evaluate: {flag}: got {length}, expected 1 or more."
+    assert capsys.readouterr().err.strip() == message
+    with pytest.raises(ValueError, match=f"max_length: got {length}"):
+        retrieve.Side(max_length=length)
+
+
 def test_without_a_prompt_of_its_own_a_side_gets_the_models():
     model = FakeModel({})
     model.prompts, model.default_prompt = {"search": "find: "}, "search"
