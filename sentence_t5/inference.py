@@ -29,6 +29,7 @@ from sentence_t5 import (
     descriptions,
     encoder,
     instructions,
+    options,
     partitioning,
     progress,
     text_layouts,
@@ -231,8 +232,8 @@ class SentenceT5:
                 long with ``on_truncate="error"``, or an instruction that is.
             FloatingPointError: the weights give a vector that is not finite.
         """
-        if batch_size < 1:
-            raise ValueError(f"batch_size: got {batch_size}, expected 1 or more.")
+        options.check_positive("batch_size", batch_size)
+        options.check_positive("max_length", max_length)
         dim = _check_dim(dim, self.config, self.embedding_dim)
         single = isinstance(texts, str)
         max_length = self.max_length if max_length is None else max_length
@@ -249,16 +250,24 @@ class SentenceT5:
 
     def truncated(
         self,
-        texts: Iterable[str],
+        texts: str | Iterable[str],
         max_length: int | None = None,
         *,
         instruction: str | Sequence[str] | None = None,
         prompt_name: str | None = None,
     ) -> np.ndarray:
-        """Returns which texts ``encode`` would trim, bool [n]."""
+        """Returns which texts ``encode`` would trim, bool [n]; [] for a single string.
+
+        Raises:
+            TypeError: a text or instruction that is not a string; it is named.
+            ValueError: a ``max_length`` below 1, or an unknown prompt.
+        """
+        options.check_positive("max_length", max_length)
+        single = isinstance(texts, str)
         max_length = self.max_length if max_length is None else max_length
-        rows, _ = self._tokenize(texts, instruction, prompt_name)
-        return np.array([len(row) > max_length for row in rows], bool)
+        rows, _ = self._tokenize([texts] if single else texts, instruction, prompt_name)
+        result = np.array([len(row) > max_length for row in rows], bool)
+        return result[0] if single else result
 
     def _tokenize(
         self,

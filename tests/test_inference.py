@@ -185,6 +185,23 @@ def test_truncation_policies(model, caplog):
     np.testing.assert_array_equal(model.truncated(texts, 2), [True, True])
 
 
+def test_one_string_is_one_text_to_be_trimmed(model):
+    long = "a small dog " * 20
+    assert model.truncated([long, "dog"]).tolist() == [True, False]
+    assert model.truncated(long) == np.True_
+    assert model.truncated("dog") == np.False_
+    assert model.truncated("dog").shape == ()
+
+
+@pytest.mark.parametrize("max_length", [0, -1])
+def test_a_max_length_below_one_is_said_first(model, caplog, max_length):
+    message = rf"^max_length: got {max_length}, expected 1 or more\.$"
+    for method in (model.encode, model.truncated):
+        with pytest.raises(ValueError, match=message):
+            method(["a dog"], max_length=max_length, instruction="Find it:")
+    assert not caplog.records
+
+
 def test_another_max_length(model):
     texts = ["a small dog runs in the park while two cats sleep " * 3]
     short = model.encode(texts, max_length=8, on_truncate="ignore")
