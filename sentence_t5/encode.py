@@ -17,7 +17,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 
-from sentence_t5 import inference, progress, vector_files
+from sentence_t5 import command_paths, inference, progress, vector_files
 
 # Lines encoded at once: enough to sort by length well, few enough to hold.
 _PART_LINES = 100_000
@@ -35,6 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parse(argv)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
     try:
+        command_paths.check_file("--input", args.input, "a text file, one text a line")
+        command_paths.check_target("--output", args.output)
         with _readable_twice(args.input) as path:
             num_lines = sum(1 for _ in read_lines(path, shown_as=args.input))
             model = inference.SentenceT5.load(

@@ -8,10 +8,20 @@ import pathlib
 from collections.abc import Sequence, Set
 from typing import Any
 
-from sentence_t5 import evaluate_geometry, evaluate_instructions
+from sentence_t5 import command_paths, evaluate_geometry, evaluate_instructions
 from sentence_t5.evals import geometry_plots, sts_sets, transfer, transfer_sets
 from sentence_t5.tasks import beir_folder
 
+# Flags of files and of folders -> what these should be.
+_FILES = {
+    "sts": "a TSV of scored pairs",
+    "geometry": "a TSV of pairs or a text file, one text a line",
+    "medi": "a JSONL file of rows with instructions",
+}
+_FOLDERS = {
+    "beir": "a retrieval set in BEIR's layout",
+    "transfer": "one of files of SentEval's tasks",
+}
 _ROLES = ("score", "sentence1", "sentence2", "subset")
 
 
@@ -99,8 +109,8 @@ def read(args: argparse.Namespace) -> Inputs:
 
     Raises:
         OSError: a file can't be read.
-        ValueError: a bad line, with its place, a file named twice, or a task that no
-            file has.
+        ValueError: a path that leads nowhere or is named twice, a bad line, with its
+            place, or a task that no file has.
         ImportError: what scores or draws is not installed.
     """
     columns = {
@@ -108,8 +118,7 @@ def read(args: argparse.Namespace) -> Inputs:
         for role in _ROLES
         if getattr(args, f"{role}_column")
     }
-    for flag in ("sts", "beir", "geometry", "transfer", "medi"):
-        _check_distinct(f"--{flag}", getattr(args, flag))
+    _check_paths(args)
     sts = [sts_sets.load_tsv(path, columns) for path in args.sts]
     retrieval = [beir_folder.load(folder, args.split) for folder in args.beir]
     geometry = [
@@ -134,12 +143,21 @@ def read(args: argparse.Namespace) -> Inputs:
     return inputs
 
 
-def _check_distinct(flag: str, paths: Sequence[str]) -> None:
-    """Refuses a path that a flag names twice: it would count twice in the mean."""
-    counts = collections.Counter(map(os.path.abspath, paths))
-    for path, count in counts.items():
-        if count > 1:
-            raise ValueError(f"{flag}: got {path} {count} times, expected it once.")
+def _check_paths(args: argparse.Namespace) -> None:
+    """Refuses paths that aren't there, and those that would count twice in a mean."""
+    for flag in (*_FILES, *_FOLDERS):
+        paths = getattr(args, flag)
+        for path in paths:
+            if flag in _FILES:
+                command_paths.check_file(f"--{flag}", path, _FILES[flag])
+            else:
+                command_paths.check_folder(f"--{flag}", path, _FOLDERS[flag])
+        counts = collections.Counter(map(os.path.abspath, paths))
+        for path, count in counts.items():
+            if count > 1:
+                raise ValueError(
+                    f"--{flag}: got {path} {count} times, expected it once."
+                )
 
 
 def _renamed(items: Sequence[Any], paths: Sequence[str]) -> list[Any]:

@@ -322,15 +322,28 @@ def test_command_writes_what_it_scored_and_how(model_dir, sts_file, tmp_path, ca
     assert untrained["sts"][0]["all"] != entry["all"]
 
 
-def test_command_errors_name_the_place(model_dir, sts_file, tmp_path, capsys):
+def test_command_errors_name_the_place(
+    model_dir, sts_file, tmp_path, capsys, monkeypatch
+):
     bad = tmp_path / "bad.tsv"
     bad.write_text("score\tsentence1\tsentence2\n1\ta\tb\n2\ta\n")
     assert evaluate.main([f"--model_dir={model_dir}", f"--sts={bad}"]) == 1
     assert "bad.tsv, line 3: got 2 fields" in capsys.readouterr().err
     assert evaluate.main([f"--model_dir={tmp_path}", f"--sts={sts_file}"]) == 1
     assert "No encoder.json" in capsys.readouterr().err
-    assert evaluate.main([f"--model_dir={model_dir}", "--sts=gone.tsv"]) == 1
-    assert "gone.tsv" in capsys.readouterr().err
+    for flag, message in (
+        ("--sts=gone.tsv", "there is no such file, expected a TSV of scored pairs."),
+        ("--medi=gone", "there is no such file, expected a JSONL file of rows with"),
+        (f"--geometry={tmp_path}", "that is a folder, expected a TSV of pairs or"),
+        ("--beir=gone", "there is no such folder, expected a retrieval set in BEIR's"),
+        (f"--transfer={bad}", "there is no such folder, expected one of files of"),
+    ):
+        assert evaluate.main([f"--model_dir={model_dir}", flag]) == 1
+        assert f"evaluate: {flag}: {message}" in capsys.readouterr().err
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    assert evaluate.main([f"--model_dir={model_dir}", f"--sts={sts_file}"]) == 1
+    assert f"--sts={sts_file}: it may not be read" in capsys.readouterr().err
+    monkeypatch.undo()
     flags = [f"--model_dir={model_dir}", f"--sts={sts_file}", "--score_column=grade"]
     assert evaluate.main(flags) == 1
     assert "no column 'grade'" in capsys.readouterr().err

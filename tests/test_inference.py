@@ -530,6 +530,26 @@ def test_room_on_disk_is_taken_at_once(tmp_path):
     assert os.stat(tmp_path / "v.npy").st_blocks * 512 >= 4096 * 64 * 4
 
 
+def test_encode_command_names_the_flag_of_a_bad_path(tmp_path, capsys):
+    source = tmp_path / "texts.txt"
+    source.write_text("a small dog\n")
+    expected = "expected a text file, one text a line."
+    for given, target, message in (
+        ("nope.txt", "v.npy", f"--input=nope.txt: there is no such file, {expected}"),
+        (tmp_path, "v.npy", f"--input={tmp_path}: that is a folder, {expected}"),
+        (
+            source,
+            f"{tmp_path}/gone/v.npy",
+            f"--output={tmp_path}/gone/v.npy: there is no folder {tmp_path}/gone. "
+            "Make it.",
+        ),
+        (source, tmp_path, f"--output={tmp_path}: that is no file. Name one to write."),
+    ):
+        flags = ["--model_dir=m", f"--input={given}", f"--output={target}"]
+        assert encode.main(flags) == 1
+        assert capsys.readouterr().err == f"encode: {message}\n"
+
+
 def test_encode_command_errors(model_dir, tmp_path, capsys):
     source, target = tmp_path / "texts.txt", tmp_path / "out.npy"
     source.write_bytes(b"fine\ncaf\xe9\n")
