@@ -366,8 +366,14 @@ def test_loads_the_newest_step_or_the_one_named(model, model_dir):
 
 
 def test_load_says_what_is_missing(model_dir, tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"No encoder.json in .*nothing"):
+    message = r"No encoder.json in .*nothing: there is no such folder\.$"
+    with pytest.raises(FileNotFoundError, match=message):
         SentenceT5.load(tmp_path / "nothing")
+    (tmp_path / "hf").mkdir()
+    (tmp_path / "hf" / "config.json").write_text("{}")
+    message = r"in .*hf or above it: .* `sentence-t5 import` makes a model_dir\.$"
+    with pytest.raises(FileNotFoundError, match=message):
+        SentenceT5.load(tmp_path / "hf")
     with pytest.raises(FileNotFoundError, match=r"No step 3 in .*0, 5"):
         SentenceT5.load(model_dir, step=3)
 
