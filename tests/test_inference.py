@@ -19,6 +19,7 @@ from sentence_t5 import (
     checkpoints,
     encode,
     encoder,
+    given_texts,
     inference,
     partitioning,
     text_layouts,
@@ -237,11 +238,11 @@ def test_compilations_are_bounded(model_dir):
 def test_rows_are_the_same_if_ids_and_instruction_are():
     rows = [[5, 1], [7, 1], [5, 1], [5, 1], [7, 1], [5]]
     lengths = np.array([0, 0, 1, 0, 0, 1])
-    firsts, times, same_as = inference._distinct(rows, lengths)
+    firsts, times, same_as = given_texts.distinct(rows, lengths)
     np.testing.assert_array_equal(firsts, [0, 1, 2, 5])
     np.testing.assert_array_equal(times, [2, 2, 1, 1])
     np.testing.assert_array_equal(same_as, [0, 1, 2, 0, 1, 3])
-    assert [len(part) for part in inference._distinct([], lengths[:0])] == [0, 0, 0]
+    assert [len(part) for part in given_texts.distinct([], lengths[:0])] == [0, 0, 0]
 
 
 def test_progress_bar_on_long_inputs_only(model, capsys):
