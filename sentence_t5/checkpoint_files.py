@@ -215,14 +215,23 @@ def params_key(folder: epath.Path) -> str | None:
 
 
 def find_model_dir(path: str | os.PathLike, description_file: str) -> epath.Path:
-    """Returns the folder with the description, at ``path`` or up to three above."""
+    """Returns the folder with the description, at ``path`` or up to three above.
+
+    Raises:
+        FileNotFoundError: it is in none of them, or there is nothing at ``path``.
+    """
     base = absolute(path)
     for folder in (base, *list(base.parents)[:3]):
         if (folder / description_file).exists():
             return folder
+    if not base.exists():
+        raise FileNotFoundError(
+            f"No {description_file} in {base}: there is no such folder."
+        )
     raise FileNotFoundError(
         f"No {description_file} in {base} or above it: it says which encoder and "
-        "vocabulary a checkpoint belongs to, and train() writes it into model_dir."
+        "vocabulary a checkpoint belongs to, and train() writes it into model_dir. Of "
+        "a checkpoint of another format, `sentence-t5 import` makes a model_dir."
     )
 
 

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sentence_t5 import inference, progress
+from sentence_t5 import inference, progress, vector_files
 
 _logger = logging.getLogger(__name__)
 
@@ -53,6 +53,9 @@ def encode(
 
     Returns:
         float32 [n E], a memory map where it comes from a cache.
+
+    Raises:
+        OSError: the cache's disk has no room for the vectors.
     """
     max_length = model.max_length if max_length is None else max_length
     options = {
@@ -96,21 +99,23 @@ def _fill(vectors, model, texts, prompt, options, done, part_texts, label, folde
 
 def _open(folder: pathlib.Path, shape: tuple[int, int]) -> tuple[np.memmap, int]:
     """Opens a list's vectors for writing, and says how many are done."""
-    path = folder / "vectors.npy"
+    path, problem = folder / "vectors.npy", None
     try:
         done = int(json.loads((folder / "progress.json").read_text())["done"])
-        vectors = np.load(path, mmap_mode="r+")
-        if vectors.shape == shape and vectors.dtype == np.float32:
-            return vectors, min(done, shape[0])
-        problem = f"it has {list(vectors.shape)}, expected {list(shape)}"
+        # A run that was killed before its first part may not have taken all the room.
+        if done:
+            vectors = np.load(path, mmap_mode="r+")
+            if vectors.shape == shape and vectors.dtype == np.float32:
+                return vectors, min(done, shape[0])
+            problem = f"it has {list(vectors.shape)}, expected {list(shape)}"
     except FileNotFoundError:
-        problem = None
+        pass
     except (OSError, ValueError, KeyError) as error:
         problem = str(error)
     if problem:
         _logger.warning("Cached vectors %s are damaged (%s): anew.", folder, problem)
     _write_progress(folder, 0)
-    return np.lib.format.open_memmap(path, "w+", np.float32, shape), 0
+    return vector_files.create(path, shape), 0
 
 
 def _write_progress(folder: pathlib.Path, done: int) -> None:

@@ -3,19 +3,21 @@
     sentence-t5 encode --model_dir=runs/mean --input=texts.txt --output=vectors.npy
 
 Row ``i`` of the float32 [n E] array belongs to line ``i + 1``; a blank line is a text.
-The file is read and written in parts, so that it may be larger than memory.
+The file is read and written in parts, so that it may be larger than memory. It is read
+twice, to count its lines first: a pipe is copied into a temporary file (``TMPDIR``).
 """
 
 import argparse
+import contextlib
 import itertools
 import logging
 import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 
-import numpy as np
-
-from sentence_t5 import inference, progress
+from sentence_t5 import command_paths, inference, progress, vector_files
 
 # Lines encoded at once: enough to sort by length well, few enough to hold.
 _PART_LINES = 100_000
@@ -33,22 +35,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parse(argv)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
     try:
-        num_lines = sum(1 for _ in read_lines(args.input))
-        model = inference.SentenceT5.load(
-            args.model_dir, args.step, dtype=args.dtype, dim=args.dim
-        )
-        encode_file(
-            model,
-            args.input,
-            args.output,
-            num_lines=num_lines,
-            batch_size=args.batch_size,
-            max_length=args.max_length,
-            on_truncate=args.on_truncate,
-            on_crowding=args.on_crowding,
-            instruction=args.instruction,
-            prompt_name=args.prompt_name,
-        )
+        command_paths.check_file("--input", args.input, "a text file, one text a line")
+        command_paths.check_target("--output", args.output)
+        with _readable_twice(args.input) as path:
+            num_lines = sum(1 for _ in read_lines(path, shown_as=args.input))
+            model = inference.SentenceT5.load(
+                args.model_dir, args.step, dtype=args.dtype, dim=args.dim
+            )
+            encode_file(
+                model,
+                path,
+                args.output,
+                num_lines=num_lines,
+                batch_size=args.batch_size,
+                max_length=args.max_length,
+                on_truncate=args.on_truncate,
+                on_crowding=args.on_crowding,
+                instruction=args.instruction,
+                prompt_name=args.prompt_name,
+            )
     except (OSError, ValueError, FloatingPointError) as error:
         print(f"encode: {error}", file=sys.stderr)
         return 1
@@ -69,27 +74,35 @@ def encode_file(
 
     Args:
         model: the model.
-        input_path: UTF-8 text, one text a line.
+        input_path: UTF-8 text, one text a line; no pipe whose lines were counted.
         output_path: where to write float32 [n E]; complete or not there at all.
         num_lines: lines in the input.
         part_lines: lines held in memory at once.
         **options: of ``SentenceT5.encode``.
+
+    Raises:
+        OSError: there is no room for the vectors.
+        ValueError: the input has more lines or fewer.
     """
     temporary = f"{os.fspath(output_path)}.part"
     shape = (num_lines, model.embedding_dim)
     try:
-        vectors = np.lib.format.open_memmap(temporary, "w+", np.float32, shape)
+        vectors = vector_files.create(temporary, shape)
         lines = read_lines(input_path)
         start = 0
         several = num_lines > part_lines
         with progress.bar("encode", num_lines, "text", shown=several) as bar:
             while part := list(itertools.islice(lines, part_lines)):
+                if start + len(part) > num_lines:
+                    raise _other_lines(input_path, num_lines, "more")
                 show_progress = False if several else None
                 vectors[start : start + len(part)] = model.encode(
                     part, show_progress=show_progress, **options
                 )
                 start += len(part)
                 bar.update(len(part))
+        if start < num_lines:
+            raise _other_lines(input_path, num_lines, f"{start}")
         vectors.flush()
         os.replace(temporary, output_path)
     finally:
@@ -97,8 +110,34 @@ def encode_file(
             os.remove(temporary)
 
 
-def read_lines(path: str | os.PathLike) -> Iterator[str]:
+def _other_lines(path: str | os.PathLike, expected: int, got: str) -> ValueError:
+    """Returns the error of a file that isn't what it was when it was counted."""
+    return ValueError(
+        f"{path}: expected the {expected} lines that were counted, got {got}. "
+        "Something writes to the file: encode a copy."
+    )
+
+
+@contextlib.contextmanager
+def _readable_twice(path: str) -> Iterator[str]:
+    """Yields the path, or that of a temporary copy of what can be read only once."""
+    if os.path.isfile(path):
+        yield path
+        return
+    with open(path, "rb") as pipe, tempfile.NamedTemporaryFile() as copy:
+        shutil.copyfileobj(pipe, copy)
+        copy.flush()
+        yield copy.name
+
+
+def read_lines(
+    path: str | os.PathLike, shown_as: str | os.PathLike | None = None
+) -> Iterator[str]:
     """Yields the lines of a UTF-8 file without their ends.
+
+    Args:
+        path: the file.
+        shown_as: what errors call it; its path by default.
 
     Raises:
         ValueError: a line that is not UTF-8; it is named.
@@ -111,8 +150,8 @@ def read_lines(path: str | os.PathLike) -> Iterator[str]:
                 yield line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
             except UnicodeDecodeError as error:
                 raise ValueError(
-                    f"{path}, line {number}: byte {error.start} is not UTF-8 "
-                    f"(0x{line[error.start]:02x}). Convert the file to UTF-8."
+                    f"{shown_as or path}, line {number}: byte {error.start} is not "
+                    f"UTF-8 (0x{line[error.start]:02x}). Convert the file to UTF-8."
                 ) from error
 
 

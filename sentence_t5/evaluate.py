@@ -24,6 +24,7 @@ import jax
 
 import sentence_t5
 from sentence_t5 import (
+    command_paths,
     evaluate_geometry,
     evaluate_inputs,
     evaluate_instructions,
@@ -55,7 +56,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parse(argv)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
     try:
-        _check_targets(args)
+        for flag, path in (("--json", args.json), ("--plot", args.plot)):
+            if path:
+                command_paths.check_target(flag, path)
         report = _run(args)
         # The report first: a plot or a closed pipe must not cost the scores.
         if args.json:
@@ -69,25 +72,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"evaluate: {error}", file=sys.stderr)
         return 1
     return 0
-
-
-def _check_targets(args: argparse.Namespace) -> None:
-    """Refuses names that nothing could be written to, before hours of scoring.
-
-    Raises:
-        ValueError: the folder isn't there or takes no files, or the name is that of a
-            folder or a device.
-    """
-    for flag, path in (("--json", args.json), ("--plot", args.plot)):
-        if not path:
-            continue
-        folder = os.path.dirname(os.path.abspath(path))
-        if not os.path.isdir(folder):
-            raise ValueError(f"{flag}={path}: there is no folder {folder}. Make it.")
-        if not os.access(folder, os.W_OK | os.X_OK):
-            raise ValueError(f"{flag}={path}: {folder} takes no files. Name another.")
-        if os.path.exists(path) and not os.path.isfile(path):
-            raise ValueError(f"{flag}={path}: that is no file. Name one to write.")
 
 
 def _run(args: argparse.Namespace) -> dict[str, Any]:
@@ -184,6 +168,9 @@ def make_report(
         A JSON-able report: ``model``, ``settings``, one entry per set under ``sts``,
         and ``average``, the mean over sets of the pooled correlations (None without
         any).
+
+    Raises:
+        ValueError: two sets of one name.
     """
     encoding = _encoding(
         model,
@@ -224,6 +211,7 @@ def _score_sts(
     encoding: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Begins a report: model, settings, STS sets and their average."""
+    evaluate_sts.check_names(sets)
     results = [evaluate_sts.score(model, sts_set, encoding) for sts_set in sets]
     named = {s.name: r for s, r in zip(sets, results, strict=True)}
     return {

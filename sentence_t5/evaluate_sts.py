@@ -1,11 +1,26 @@
 """The STS part of ``sentence-t5 evaluate``: cosines against human scores."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sentence_t5 import embedding_cache, inference, truncation
 from sentence_t5.evals import aligned, sts, sts_sets
+
+
+def check_names(sets: Sequence[sts_sets.StsSet]) -> None:
+    """Refuses sets of one name: results go by names.
+
+    Raises:
+        ValueError: naming it.
+    """
+    names = [sts_set.name for sts_set in sets]
+    for name in dict.fromkeys(names):
+        if names.count(name) > 1:
+            raise ValueError(
+                f"got {names.count(name)} sets called {name!r}, expected names that "
+                "differ: dataclasses.replace(sts_set, name=...) gives another."
+            )
 
 
 def score(

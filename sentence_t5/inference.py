@@ -5,8 +5,7 @@
 
 Texts are packed, or sorted and padded, into a few fixed shapes (``text_layouts``), so
 that a long input costs a bounded number of compilations and little padding. The batch
-is laid over all local devices. TensorFlow is never imported. Long because loading,
-checking and encoding are one class's.
+is laid over all local devices. TensorFlow is never imported.
 """
 
 import collections
@@ -14,9 +13,8 @@ import dataclasses
 import functools
 import hashlib
 import json
-import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -28,20 +26,19 @@ from sentence_t5 import (
     checkpoints,
     descriptions,
     encoder,
+    given_texts,
     instructions,
+    options,
     partitioning,
     progress,
     text_layouts,
 )
 from sentence_t5 import tokenizer as tokenizer_lib
 
-_logger = logging.getLogger(__name__)
-
 # A progress bar shows from this number of batches on.
 _LONG_INPUT_BATCHES = 20
 # Batches under way at once: one computes while the next is put together.
 _IN_FLIGHT = 2
-_ON_TRUNCATE = ("warn", "error", "ignore")
 
 
 class SentenceT5:
@@ -231,8 +228,8 @@ class SentenceT5:
                 long with ``on_truncate="error"``, or an instruction that is.
             FloatingPointError: the weights give a vector that is not finite.
         """
-        if batch_size < 1:
-            raise ValueError(f"batch_size: got {batch_size}, expected 1 or more.")
+        options.check_positive("batch_size", batch_size)
+        options.check_positive("max_length", max_length)
         dim = _check_dim(dim, self.config, self.embedding_dim)
         single = isinstance(texts, str)
         max_length = self.max_length if max_length is None else max_length
@@ -240,7 +237,7 @@ class SentenceT5:
             [texts] if single else texts, instruction, prompt_name
         )
         rows, lengths = instructions.fit(rows, lengths, max_length, on_crowding)
-        _report_truncated(rows, max_length, on_truncate)
+        given_texts.report_truncated(rows, max_length, on_truncate)
         rows = [tokenizer_lib.trim(row, max_length) for row in rows]
         result = self._encode_rows(
             rows, lengths, batch_size, max_length, show_progress, dim
@@ -249,16 +246,24 @@ class SentenceT5:
 
     def truncated(
         self,
-        texts: Iterable[str],
+        texts: str | Iterable[str],
         max_length: int | None = None,
         *,
         instruction: str | Sequence[str] | None = None,
         prompt_name: str | None = None,
     ) -> np.ndarray:
-        """Returns which texts ``encode`` would trim, bool [n]."""
+        """Returns which texts ``encode`` would trim, bool [n]; [] for a single string.
+
+        Raises:
+            TypeError: a text or instruction that is not a string; it is named.
+            ValueError: a ``max_length`` below 1, or an unknown prompt.
+        """
+        options.check_positive("max_length", max_length)
+        single = isinstance(texts, str)
         max_length = self.max_length if max_length is None else max_length
-        rows, _ = self._tokenize(texts, instruction, prompt_name)
-        return np.array([len(row) > max_length for row in rows], bool)
+        rows, _ = self._tokenize([texts] if single else texts, instruction, prompt_name)
+        result = np.array([len(row) > max_length for row in rows], bool)
+        return result[0] if single else result
 
     def _tokenize(
         self,
@@ -270,7 +275,7 @@ class SentenceT5:
         chosen = instructions.choose(
             instruction, prompt_name, self.prompts, self.default_prompt
         )
-        rows = self.tokenizer.encode(_check_texts(texts))
+        rows = self.tokenizer.encode(given_texts.check(texts))
         return instructions.prepend(self.tokenizer, rows, chosen)
 
     def _encode_rows(
@@ -286,7 +291,7 @@ class SentenceT5:
         # Without an instruction to leave out, the program is that of plain texts.
         leaves_out = not self.config.pool_instruction and lengths.any()
         # A text that occurs again is computed once.
-        firsts, times, same_as = _distinct(rows, lengths)
+        firsts, times, same_as = given_texts.distinct(rows, lengths)
         rows, lengths = [rows[i] for i in firsts], lengths[firsts]
         result = np.empty((len(rows), dim), np.float32)
         layouts = text_layouts.lay_out(
@@ -355,29 +360,6 @@ class SentenceT5:
         return self._embed(self._params, tokens, inputs)
 
 
-def _distinct(
-    rows: list[list[int]], lengths: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Finds the rows that differ, by their ids or their instruction's length.
-
-    Args:
-        rows: token ids of n texts.
-        lengths: tokens of each row that are an instruction's, int [n].
-
-    Returns:
-        Where each distinct row occurs first [m], how many times it occurs [m], and
-        which of the distinct rows each row is [n].
-    """
-    seen: dict[tuple, int] = {}
-    same_as = [
-        seen.setdefault((*row, length), len(seen))
-        for row, length in zip(rows, lengths.tolist(), strict=True)
-    ]
-    same_as = np.array(same_as, np.int64)
-    _, firsts, times = np.unique(same_as, return_index=True, return_counts=True)
-    return firsts, times, same_as
-
-
 def _shorten(
     embeddings: Float[Array, "*lead E"], dim: int, normalize: bool
 ) -> Float[Array, "*lead dim"]:
@@ -394,41 +376,6 @@ def _check_dim(dim: int | None, config: encoder.EncoderConfig, default: int) -> 
             f"dim: got {dim}, expected 1 to {width}, the width of this model's vectors."
         )
     return default if dim is None else dim
-
-
-def _check_texts(texts: Iterable[str]) -> list[str]:
-    """Returns the texts as a list of strings, or names what isn't one."""
-    if isinstance(texts, Mapping | Set | bytes) or not isinstance(texts, Iterable):
-        raise TypeError(
-            f"texts is a {type(texts).__name__}, expected a list of str (or one str)."
-        )
-    texts = list(texts)
-    for i, text in enumerate(texts):
-        if not isinstance(text, str):
-            raise TypeError(
-                f"texts[{i}] is {text!r} ({type(text).__name__}), expected a str. Drop "
-                "or replace missing values first."
-            )
-    return texts
-
-
-def _report_truncated(rows: list[list[int]], max_length: int, policy: str) -> None:
-    """Says in one line how many rows are too long, or raises."""
-    if policy not in _ON_TRUNCATE:
-        raise ValueError(
-            f"on_truncate: got {policy!r}, expected one of {', '.join(_ON_TRUNCATE)}."
-        )
-    too_long = [i for i, row in enumerate(rows) if len(row) > max_length]
-    if not too_long or policy == "ignore":
-        return
-    line = f"{len(too_long)} of {len(rows)} texts truncated (max {max_length} tokens)"
-    if policy == "warn":
-        _logger.warning("%s", line)
-        return
-    raise ValueError(
-        f"{line}: texts[{too_long[0]}] has {len(rows[too_long[0]])}. Shorten the "
-        "texts, raise max_length, or pass on_truncate='warn'."
-    )
 
 
 def _local_partitioner(

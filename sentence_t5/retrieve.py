@@ -21,6 +21,7 @@ from sentence_t5 import (
     search,
     truncation,
 )
+from sentence_t5 import options as options_lib
 from sentence_t5.tasks import beir_folder
 
 # Passages ranked for each query, as BEIR's runs have them.
@@ -41,6 +42,14 @@ class Side:
 
     prompt: str | None = None
     max_length: int | None = None
+
+    def __post_init__(self):
+        """Checks the length.
+
+        Raises:
+            ValueError: it is below 1.
+        """
+        options_lib.check_positive("max_length", self.max_length)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,10 +142,20 @@ def options_from(
         args: the flags.
         max_length: for a side without a length of its own.
         **more: further fields of ``Options``.
+
+    Raises:
+        ValueError: a length below 1; its flag is named.
     """
+    options_lib.check_positive("--max_length", max_length)
+    sides = {}
+    for side in ("query", "passage"):
+        flag = f"{side}_length"
+        length = getattr(args, flag)
+        options_lib.check_positive(f"--{flag}", length)
+        length = max_length if length is None else length
+        sides[side] = Side(getattr(args, f"{side}_prompt"), length)
     return Options(
-        query=Side(args.query_prompt, args.query_length or max_length),
-        passage=Side(args.passage_prompt, args.passage_length or max_length),
+        **sides,
         similarity=args.similarity,
         batch_size=args.batch_size,
         cache_dir=args.cache_dir,
@@ -159,7 +178,7 @@ def describe_side(model: inference.SentenceT5, side: Side) -> dict[str, Any]:
     """Returns the prompt and the length that a side's texts get, JSON-able."""
     return {
         "prompt": prompt_of(model, side),
-        "max_length": side.max_length or model.max_length,
+        "max_length": model.max_length if side.max_length is None else side.max_length,
     }
 
 

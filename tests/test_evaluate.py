@@ -10,7 +10,14 @@ import jax
 import numpy as np
 import pytest
 
-from sentence_t5 import checkpoints, encoder, evaluate, evaluate_geometry, truncation
+from sentence_t5 import (
+    checkpoints,
+    encoder,
+    evaluate,
+    evaluate_geometry,
+    evaluate_inputs,
+    truncation,
+)
 from sentence_t5.evals import geometry_plots, sts, sts_sets
 from sentence_t5.inference import SentenceT5
 from sentence_t5.t5.config import T5Config
@@ -109,6 +116,49 @@ def test_average_over_sets():
     report = evaluate.make_report(FakeModel(), [half, most])
     assert report["average"]["spearman"] == pytest.approx(70.0, abs=1e-6)
     assert "mean of 2 sets' all" in evaluate.format_table(report)
+
+
+def test_sets_of_one_name_are_refused():
+    sets = [make_set("test", ROWS[:4]), make_set("test", ROWS[3:])]
+    with pytest.raises(ValueError, match="got 2 sets called 'test'"):
+        evaluate.make_report(FakeModel(), sets)
+
+
+def test_files_of_one_name_are_told_apart_and_all_count(tmp_path, capsys, monkeypatch):
+    model = FakeModel()
+    monkeypatch.setattr(SentenceT5, "load", lambda *args, **options: model)
+    header, paths = "score\tsentence1\tsentence2", []
+    for folder, scores in (("STS16", (3, 2, 1)), ("B", (1, 2, 3)), ("C", (3, 1, 2))):
+        path = tmp_path / folder / "test.tsv"
+        path.parent.mkdir()
+        rows = [f"{s}\t0\t{a}" for s, a in zip(scores, (0.1, 0.5, 1), strict=True)]
+        path.write_text("\n".join([header, *rows]) + "\n")
+        paths.append(str(path))
+    other = tmp_path / "C" / "dev.tsv"
+    other.write_text(pathlib.Path(paths[0]).read_text())
+    target = tmp_path / "report.json"
+    command = ["--model_dir=m", f"--json={target}", "--sts", *paths, str(other)]
+    assert evaluate.main([*command, "--geometry", *paths[:2]]) == 0
+    report = json.loads(target.read_text())
+    found = {e["name"]: e["all"]["spearman"] for e in report["sts"]}
+    want = {"STS16/test": 100, "B/test": -100, "C/test": 50, "dev": 100}
+    assert found == pytest.approx(want)
+    # STS16 is a folder's name here: no published set.
+    assert report["sts"][0]["notes"] == []
+    assert report["average"]["spearman"] == pytest.approx((100 - 100 + 50 + 100) / 4)
+    assert [e["name"] for e in report["geometry"]] == ["STS16/test", "B/test"]
+    capsys.readouterr()
+    assert evaluate.main([*command, paths[0]]) == 1
+    message = f"--sts: got {paths[0]} 2 times, expected it once"
+    assert message in capsys.readouterr().err
+
+
+def test_names_are_the_shortest_ends_that_differ():
+    names = evaluate_inputs._told_apart
+    assert names("a", ["x/a.tsv", "x/a.txt"]) == ["a.tsv", "a.txt"]
+    assert names("a", ["1/x/a.tsv", "2/x/a.tsv"]) == ["1/x/a", "2/x/a"]
+    both = ["x/a.tsv", "y/a.tsv", "y/a.txt"]
+    assert names("a", both) == both
 
 
 def test_sentences_are_encoded_once_for_scores_and_geometry(tmp_path):
@@ -272,15 +322,28 @@ def test_command_writes_what_it_scored_and_how(model_dir, sts_file, tmp_path, ca
     assert untrained["sts"][0]["all"] != entry["all"]
 
 
-def test_command_errors_name_the_place(model_dir, sts_file, tmp_path, capsys):
+def test_command_errors_name_the_place(
+    model_dir, sts_file, tmp_path, capsys, monkeypatch
+):
     bad = tmp_path / "bad.tsv"
     bad.write_text("score\tsentence1\tsentence2\n1\ta\tb\n2\ta\n")
     assert evaluate.main([f"--model_dir={model_dir}", f"--sts={bad}"]) == 1
     assert "bad.tsv, line 3: got 2 fields" in capsys.readouterr().err
     assert evaluate.main([f"--model_dir={tmp_path}", f"--sts={sts_file}"]) == 1
     assert "No encoder.json" in capsys.readouterr().err
-    assert evaluate.main([f"--model_dir={model_dir}", "--sts=gone.tsv"]) == 1
-    assert "gone.tsv" in capsys.readouterr().err
+    for flag, message in (
+        ("--sts=gone.tsv", "there is no such file, expected a TSV of scored pairs."),
+        ("--medi=gone", "there is no such file, expected a JSONL file of rows with"),
+        (f"--geometry={tmp_path}", "that is a folder, expected a TSV of pairs or"),
+        ("--beir=gone", "there is no such folder, expected a retrieval set in BEIR's"),
+        (f"--transfer={bad}", "there is no such folder, expected one of files of"),
+    ):
+        assert evaluate.main([f"--model_dir={model_dir}", flag]) == 1
+        assert f"evaluate: {flag}: {message}" in capsys.readouterr().err
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    assert evaluate.main([f"--model_dir={model_dir}", f"--sts={sts_file}"]) == 1
+    assert f"--sts={sts_file}: it may not be read" in capsys.readouterr().err
+    monkeypatch.undo()
     flags = [f"--model_dir={model_dir}", f"--sts={sts_file}", "--score_column=grade"]
     assert evaluate.main(flags) == 1
     assert "no column 'grade'" in capsys.readouterr().err

@@ -1,11 +1,14 @@
 """Encoding: order, padding, shapes compiled, devices, policies, and no TensorFlow."""
 
 import dataclasses
+import errno
 import logging
+import os
 import pathlib
 import shutil
 import subprocess
 import sys
+import threading
 
 import flax.linen as nn
 import jax
@@ -16,9 +19,11 @@ from sentence_t5 import (
     checkpoints,
     encode,
     encoder,
+    given_texts,
     inference,
     partitioning,
     text_layouts,
+    vector_files,
 )
 from sentence_t5.inference import SentenceT5
 from sentence_t5.t5.config import T5Config
@@ -181,6 +186,23 @@ def test_truncation_policies(model, caplog):
     np.testing.assert_array_equal(model.truncated(texts, 2), [True, True])
 
 
+def test_one_string_is_one_text_to_be_trimmed(model):
+    long = "a small dog " * 20
+    assert model.truncated([long, "dog"]).tolist() == [True, False]
+    assert model.truncated(long) == np.True_
+    assert model.truncated("dog") == np.False_
+    assert model.truncated("dog").shape == ()
+
+
+@pytest.mark.parametrize("max_length", [0, -1])
+def test_a_max_length_below_one_is_said_first(model, caplog, max_length):
+    message = rf"^max_length: got {max_length}, expected 1 or more\.$"
+    for method in (model.encode, model.truncated):
+        with pytest.raises(ValueError, match=message):
+            method(["a dog"], max_length=max_length, instruction="Find it:")
+    assert not caplog.records
+
+
 def test_another_max_length(model):
     texts = ["a small dog runs in the park while two cats sleep " * 3]
     short = model.encode(texts, max_length=8, on_truncate="ignore")
@@ -216,11 +238,11 @@ def test_compilations_are_bounded(model_dir):
 def test_rows_are_the_same_if_ids_and_instruction_are():
     rows = [[5, 1], [7, 1], [5, 1], [5, 1], [7, 1], [5]]
     lengths = np.array([0, 0, 1, 0, 0, 1])
-    firsts, times, same_as = inference._distinct(rows, lengths)
+    firsts, times, same_as = given_texts.distinct(rows, lengths)
     np.testing.assert_array_equal(firsts, [0, 1, 2, 5])
     np.testing.assert_array_equal(times, [2, 2, 1, 1])
     np.testing.assert_array_equal(same_as, [0, 1, 2, 0, 1, 3])
-    assert [len(part) for part in inference._distinct([], lengths[:0])] == [0, 0, 0]
+    assert [len(part) for part in given_texts.distinct([], lengths[:0])] == [0, 0, 0]
 
 
 def test_progress_bar_on_long_inputs_only(model, capsys):
@@ -345,8 +367,14 @@ def test_loads_the_newest_step_or_the_one_named(model, model_dir):
 
 
 def test_load_says_what_is_missing(model_dir, tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"No encoder.json in .*nothing"):
+    message = r"No encoder.json in .*nothing: there is no such folder\.$"
+    with pytest.raises(FileNotFoundError, match=message):
         SentenceT5.load(tmp_path / "nothing")
+    (tmp_path / "hf").mkdir()
+    (tmp_path / "hf" / "config.json").write_text("{}")
+    message = r"in .*hf or above it: .* `sentence-t5 import` makes a model_dir\.$"
+    with pytest.raises(FileNotFoundError, match=message):
+        SentenceT5.load(tmp_path / "hf")
     with pytest.raises(FileNotFoundError, match=r"No step 3 in .*0, 5"):
         SentenceT5.load(model_dir, step=3)
 
@@ -437,6 +465,96 @@ def test_encode_in_parts(model, tmp_path):
     )
     want = model.encode(texts, on_truncate="ignore")
     np.testing.assert_allclose(np.load(target), want, atol=1e-5)
+
+
+def test_encode_command_reads_a_pipe(model, model_dir, tmp_path, capsys):
+    pipe, target = tmp_path / "pipe", tmp_path / "out.npy"
+    os.mkfifo(pipe)
+    flags = [f"--model_dir={model_dir}", f"--input={pipe}", f"--output={target}"]
+
+    def encode_bytes(content):
+        writer = threading.Thread(target=pipe.write_bytes, args=(content,))
+        writer.start()
+        try:
+            return encode.main(flags)
+        finally:
+            writer.join()
+
+    assert encode_bytes(b"a small dog\n\ntwo cats\n") == 0
+    assert "3 vectors of width 12" in capsys.readouterr().out
+    want = model.encode(["a small dog", "", "two cats"])
+    np.testing.assert_allclose(np.load(target), want, atol=1e-5)
+    assert encode_bytes(b"fine\ncaf\xe9\n") == 1
+    assert f"{pipe}, line 2: byte 3 is not UTF-8" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("num_lines", "message"),
+    [(8, "expected the 8 lines that were counted, got 7"), (6, "6 .*, got more")],
+)
+def test_a_file_that_changes_under_encode_is_an_error(
+    model, tmp_path, num_lines, message
+):
+    source, target = tmp_path / "texts.txt", tmp_path / "out.npy"
+    source.write_text("a small dog\n" * 7)
+    with pytest.raises(ValueError, match=message):
+        encode.encode_file(model, source, target, num_lines=num_lines, part_lines=4)
+    assert not list(tmp_path.glob("out*"))
+
+
+def test_a_full_disk_is_one_line(model_dir, tmp_path, capsys, monkeypatch):
+    source, target = tmp_path / "texts.txt", tmp_path / "out.npy"
+    source.write_text("a small dog\n" * 3)
+    flags = [f"--model_dir={model_dir}", f"--input={source}", f"--output={target}"]
+    sizes = []
+
+    def refuse(code):
+        def allocate(descriptor, start, size):
+            sizes.append((start, size, os.fstat(descriptor).st_size))
+            raise OSError(code, os.strerror(code))
+
+        monkeypatch.setattr(os, "posix_fallocate", allocate)
+
+    refuse(errno.ENOSPC)
+    assert encode.main(flags) == 1
+    assert capsys.readouterr().err.strip() == (
+        "encode: [Errno 28] No space left on device: 3 vectors of width 12 take "
+        f"1.44e-07 GB in {tmp_path}. Make room there, or name another folder"
+    )
+    assert not list(tmp_path.glob("out*"))
+    # All of the file's room is asked for: its header's, and 3 x 12 float32.
+    assert sizes == [(0, 128 + 144, 128 + 144)]
+    # A disk that can't set room aside does without.
+    refuse(errno.EOPNOTSUPP)
+    assert encode.main(flags) == 0
+    assert len(sizes) == 2
+    assert np.load(target).shape == (3, 12)
+
+
+def test_room_on_disk_is_taken_at_once(tmp_path):
+    vectors = vector_files.create(tmp_path / "v.npy", (4096, 64))
+    assert not vectors.any()
+    assert os.stat(tmp_path / "v.npy").st_blocks * 512 >= 4096 * 64 * 4
+
+
+def test_encode_command_names_the_flag_of_a_bad_path(tmp_path, capsys):
+    source = tmp_path / "texts.txt"
+    source.write_text("a small dog\n")
+    expected = "expected a text file, one text a line."
+    for given, target, message in (
+        ("nope.txt", "v.npy", f"--input=nope.txt: there is no such file, {expected}"),
+        (tmp_path, "v.npy", f"--input={tmp_path}: that is a folder, {expected}"),
+        (
+            source,
+            f"{tmp_path}/gone/v.npy",
+            f"--output={tmp_path}/gone/v.npy: there is no folder {tmp_path}/gone. "
+            "Make it.",
+        ),
+        (source, tmp_path, f"--output={tmp_path}: that is no file. Name one to write."),
+    ):
+        flags = ["--model_dir=m", f"--input={given}", f"--output={target}"]
+        assert encode.main(flags) == 1
+        assert capsys.readouterr().err == f"encode: {message}\n"
 
 
 def test_encode_command_errors(model_dir, tmp_path, capsys):

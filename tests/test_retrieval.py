@@ -1,6 +1,8 @@
 """Retrieval metrics by hand and by trec_eval; folders; the evaluate command's part."""
 
+import errno
 import json
+import os
 import pathlib
 from typing import ClassVar
 
@@ -286,6 +288,21 @@ def test_each_side_gets_its_own_prompt_and_length(folder):
     assert any("1 judged passages are not in the corpus" in n for n in entry["notes"])
 
 
+@pytest.mark.parametrize("flag", ["--query_length", "--passage_length", "--max_length"])
+@pytest.mark.parametrize("length", [0, -1])
+def test_a_length_below_one_is_refused(flag, length, folder, capsys, monkeypatch):
+    def load(*args, **options):
+        raise AssertionError("loaded")
+
+    monkeypatch.setattr(inference.SentenceT5, "load", load)
+    flags = ["--model_dir=m", f"--beir={folder}", f"{flag}={length}"]
+    assert evaluate.main(flags) == 1
+    message = f"evaluate: {flag}: got {length}, expected 1 or more."
+    assert capsys.readouterr().err.strip() == message
+    with pytest.raises(ValueError, match=f"max_length: got {length}"):
+        retrieve.Side(max_length=length)
+
+
 def test_without_a_prompt_of_its_own_a_side_gets_the_models():
     model = FakeModel({})
     model.prompts, model.default_prompt = {"search": "find: "}, "search"
@@ -324,6 +341,31 @@ def test_vectors_are_kept_and_an_interrupted_run_goes_on(folder, tmp_path):
     again.fingerprint = "other weights"
     encode(again)
     assert len(again.encoded) == 4
+
+
+def test_a_cache_on_a_full_disk_is_an_error_and_begins_anew(tmp_path, monkeypatch):
+    unit = {"a": (1.0, 0.0), "b": (0.0, 1.0)}
+    taken, allocate = [], os.posix_fallocate
+
+    def full(*args):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def record(descriptor, start, size):
+        taken.append(size)
+        allocate(descriptor, start, size)
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    for _ in range(2):
+        with pytest.raises(OSError, match=r"No space left on device: 2 vectors"):
+            embedding_cache.encode(FakeModel(unit), ["a", "b"], cache_dir=tmp_path)
+        assert not list(tmp_path.glob("*/vectors.npy"))
+    # A file left by a run killed in between may lack its room: it is made anew.
+    (folder,) = tmp_path.iterdir()
+    np.save(folder / "vectors.npy", np.zeros((2, 2), np.float32))
+    monkeypatch.setattr(os, "posix_fallocate", record)
+    vectors = embedding_cache.encode(FakeModel(unit), ["a", "b"], cache_dir=tmp_path)
+    np.testing.assert_array_equal(vectors, list(unit.values()))
+    assert taken == [128 + 16]
 
 
 def test_the_command_scores_folders_beside_sts(folder, tmp_path, capsys, monkeypatch):

@@ -36,7 +36,8 @@ class StsSet:
     """Pairs of sentences with gold scores, as read from one file.
 
     Attributes:
-        name: the file's name without folder and ending.
+        name: the file's name without folder and ending; with folders, if need be, to
+            differ from another's.
         sentences1: first sentences.
         sentences2: second sentences, as many.
         scores: gold scores, float64 [n]; NaN where the file has no such column.
@@ -59,7 +60,9 @@ class StsSet:
 
 def size_problem(sts_set: StsSet) -> str | None:
     """Says how a set named like STS12 to STS16 differs from what papers score."""
-    match = re.search(r"STS[-_ ]?(?:20)?(1[2-6])", sts_set.name, re.IGNORECASE)
+    # A name may begin with folders; what they are called says nothing.
+    name = os.path.basename(sts_set.name)
+    match = re.search(r"STS[-_ ]?(?:20)?(1[2-6])", name, re.IGNORECASE)
     if match is None:
         return None
     known_name = f"STS{match.group(1)}"
