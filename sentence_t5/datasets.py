@@ -25,6 +25,7 @@ from sentence_t5 import (
     packing,
     prefetching,
     schedules,
+    text_rows,
     token_cache,
     vocabularies,
 )
@@ -415,7 +416,7 @@ def _check_crowding(
     for examples, _ in parts:
         for feature, length in cfg.lengths().items():
             texts = examples.texts.get(feature)
-            if texts is None or not (crowded := batching.count_crowded(texts, length)):
+            if texts is None or not (crowded := text_rows.count_crowded(texts, length)):
                 continue
             line = (
                 f"{crowded} of {len(texts)} texts of {feature!r} in task "
