@@ -1,17 +1,16 @@
-"""From a dataset's config to batches: what to read, and every check before training.
+"""From a dataset's config to batches: what to read, and how to batch it.
 
     DatasetConfig ─► load_examples ─► make_batches ─► .batch(step) ─► prefetch
                          (token_cache)    (batching)
 
 A SeqIO task or mixture defines the examples; their order does not come from SeqIO. A
-mistake that would fail late or, worse, quietly train on the wrong thing fails here:
-half of the module is these checks.
+mistake that would fail late or, worse, quietly train on the wrong thing fails here, in
+`dataset_checks`.
 """
 
 import dataclasses
 import importlib
-import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -19,6 +18,7 @@ import seqio
 
 from sentence_t5 import (
     batching,
+    dataset_checks,
     instructions,
     names,
     options,
@@ -26,12 +26,9 @@ from sentence_t5 import (
     prefetching,
     schedules,
     token_cache,
-    vocabularies,
 )
 from sentence_t5 import tokenizer as tokenizer_lib
 from sentence_t5.tokenized import TEXTS, MixedExamples, TokenizedExamples
-
-_logger = logging.getLogger(__name__)
 
 _MIX_BY = ("rows", "batches")
 _MIXTURE_REFUSED = (
@@ -141,12 +138,14 @@ def load_examples(cfg: DatasetConfig) -> Examples:
     """
     tasks = cfg.tasks()
     for task, _ in tasks:
-        _check_features(cfg, task)
-    _check_one_vocabulary([task for task, _ in tasks])
+        dataset_checks.check_features(task, cfg.split, cfg.num_negatives)
+    dataset_checks.check_one_vocabulary([task for task, _ in tasks])
     parts = [
         (token_cache.load(task, cfg.split, cfg.cache_dir), rate) for task, rate in tasks
     ]
-    _check_negatives(cfg, [examples for examples, _ in parts])
+    dataset_checks.check_negatives(
+        [examples for examples, _ in parts], cfg.num_negatives
+    )
     if len(parts) == 1:
         return parts[0][0]
     total = sum(rate for _, rate in parts)
@@ -179,9 +178,11 @@ def make_batches(
       ValueError: there are fewer rows than a batch holds, the hosts cannot share it, or
         an instruction crowds its text out.
     """
-    _check_process_count(cfg, process_count)
+    dataset_checks.check_process_count(cfg.batch_size, process_count)
     parts = _mixture_parts(examples)
-    _check_crowding(cfg, parts)
+    dataset_checks.check_crowding(
+        [part for part, _ in parts], cfg.lengths(), cfg.on_crowding
+    )
     first_id = 0
     placed = []
     rates = [rate for _, rate in parts]
@@ -192,18 +193,7 @@ def make_batches(
     else:
         shares = schedules.batch_shares(rates, cfg.batch_size)
     for (part, rate), share in zip(parts, shares, strict=True):
-        if share == 0:
-            raise ValueError(
-                f"Task {part.task_name!r} has rate {rate:.3g}: less than one row of a "
-                f"batch of {cfg.batch_size}. Raise batch_size or the rate."
-            )
-        if len(part) < share:
-            of = f" ({share} of it from this task)" if share < cfg.batch_size else ""
-            raise ValueError(
-                f"Dataset {part.task_name!r} ({part.split}) has {len(part)} examples, "
-                f"the global batch is {cfg.batch_size}{of}: a batch would hold a row "
-                "twice. Use a smaller batch_size or more data."
-            )
+        dataset_checks.check_share(part, rate, share, cfg.batch_size)
         placed.append(batching.Part(part, share, first_id))
         first_id += len(part)
     batches = batching.TrainBatches(
@@ -249,10 +239,10 @@ def eval_batches(
       the last batch), negatives as in training, and scores float32 [b] where the task
       has them. All hosts get the same number of batches.
     """
-    _check_process_count(cfg, process_count)
+    dataset_checks.check_process_count(cfg.batch_size, process_count)
     if isinstance(examples, MixedExamples):
         raise ValueError(_MIXTURE_REFUSED)
-    _check_crowding(cfg, _mixture_parts(examples))
+    dataset_checks.check_crowding([examples], cfg.lengths(), cfg.on_crowding)
     return batching.eval_batches(
         examples,
         cfg.lengths(),
@@ -337,109 +327,6 @@ def _mixture_parts(examples: Examples) -> tuple[tuple[TokenizedExamples, float],
     if isinstance(examples, MixedExamples):
         return examples.parts
     return ((examples, 1.0),)
-
-
-def _check_features(cfg: DatasetConfig, task: seqio.Task) -> None:
-    """Checks a task's split and features before anything is read."""
-    if cfg.split not in task.splits:
-        raise ValueError(
-            f"Task {task.name!r} has no split {cfg.split!r}; it has "
-            f"{sorted(task.splits)}."
-        )
-    wanted = [*TEXTS[:2], *(TEXTS[2:] if cfg.num_negatives else [])]
-    for feature in wanted:
-        if feature in task.output_features:
-            continue
-        hint = ""
-        if feature == names.NEGATIVE_TARGETS:
-            hint = (
-                f" DatasetConfig.num_negatives={cfg.num_negatives} needs it: name the "
-                "column that holds negatives in the task, or set num_negatives to 0."
-            )
-        raise ValueError(
-            f"Task {task.name!r} has no feature {feature!r}; it has "
-            f"{sorted(task.output_features)}.{hint}"
-        )
-
-
-def _check_one_vocabulary(tasks: list[seqio.Task]) -> None:
-    """Checks that all texts are turned into ids in one way."""
-    (first, vocabulary), *others = [
-        (task.name, task.output_features[feature].vocabulary)
-        for task in tasks
-        for feature in TEXTS
-        if feature in task.output_features
-    ]
-    for name, other in others:
-        if vocabularies.sha256(other) != vocabularies.sha256(vocabulary):
-            raise ValueError(
-                f"Tasks {first!r} and {name!r} have texts with different vocabularies; "
-                "one model has one. Give them the same."
-            )
-
-
-def _check_negatives(cfg: DatasetConfig, parts: Sequence[TokenizedExamples]) -> None:
-    """Compares the negatives that are there with those that are asked for."""
-    having = [part for part in parts if part.negative_rows is not None]
-    lacking = [part for part in having if not part.negative_rows[-1]]
-    if not cfg.num_negatives:
-        for part in (part for part in having if part.negative_rows[-1]):
-            _logger.warning(
-                "Task %r has %d hard negatives that are NOT USED, because "
-                "DatasetConfig.num_negatives is 0. Set it to use them.",
-                part.task_name,
-                part.negative_rows[-1],
-            )
-        return
-    for part in lacking:
-        hint = "Set num_negatives to 0 or name another column."
-        if not part.in_batch_negatives:
-            hint = "It has no in-batch negatives either: leave it out."
-        elif len(lacking) < len(parts):
-            _logger.warning(
-                "No row of task %r has hard negatives: it is told apart from other "
-                "rows alone.",
-                part.task_name,
-            )
-            continue
-        raise ValueError(
-            f"DatasetConfig.num_negatives={cfg.num_negatives}, but no row of task "
-            f"{part.task_name!r} has any {names.NEGATIVE_TARGETS!r}. {hint}"
-        )
-
-
-def _check_crowding(
-    cfg: DatasetConfig, parts: Sequence[tuple[TokenizedExamples, float]]
-) -> None:
-    """Counts the texts that their instruction leaves too little room for."""
-    for examples, _ in parts:
-        for feature, length in cfg.lengths().items():
-            texts = examples.texts.get(feature)
-            if texts is None or not (crowded := batching.count_crowded(texts, length)):
-                continue
-            line = (
-                f"{crowded} of {len(texts)} texts of {feature!r} in task "
-                f"{examples.task_name!r} have an instruction that leaves them less "
-                f"than half of {length} tokens"
-            )
-            if cfg.on_crowding == "error":
-                raise ValueError(
-                    f"{line}. Shorten the instruction, raise task_feature_lengths "
-                    f"(MAX_LENGTH), or set DatasetConfig.on_crowding to 'keep_text'."
-                )
-            _logger.warning("%s: it is cut for them.", line)
-
-
-def _check_process_count(cfg: DatasetConfig, process_count: int) -> None:
-    """Checks that the hosts can share the global batch evenly."""
-    below = cfg.batch_size // process_count * process_count
-    if below == cfg.batch_size:
-        return
-    nearest = [size for size in (below, below + process_count) if size > 0]
-    raise ValueError(
-        f"The global batch_size {cfg.batch_size} cannot be shared by {process_count} "
-        f"hosts evenly; the nearest sizes that can are {nearest}."
-    )
 
 
 def _check_integer(name: str, value: Any, minimum: int) -> None:

@@ -196,6 +196,18 @@ class SentenceEncoder(nn.Module):
         return l2_normalize(embeddings) if cfg.normalize else embeddings
 
 
+def boxed_params(config: EncoderConfig) -> dict[str, Any]:
+    """Returns the shapes and dtypes of an encoder's parameters; none is made.
+
+    Returns:
+        A nested dict as ``SentenceEncoder(config).init`` gives it, of
+        ``jax.ShapeDtypeStruct`` in flax's boxes, which carry the logical axes.
+    """
+    tokens = jax.ShapeDtypeStruct((1, 8), jnp.int32)
+    init = SentenceEncoder(config).init
+    return jax.eval_shape(init, jax.random.key(0), tokens)["params"]
+
+
 def _text_index(
     mask: Bool[Array, "B S L"],
     numbers: Int[Array, "B *S"] | None,

@@ -202,11 +202,7 @@ class Partitioner:
 
     def encoder_params(self, config: encoder.EncoderConfig) -> tuple[Any, Any]:
         """Returns an encoder's parameter shardings, and their shapes and dtypes."""
-        boxed = jax.eval_shape(
-            encoder.SentenceEncoder(config).init,
-            jax.random.key(0),
-            jax.ShapeDtypeStruct((1, 8), np.int32),
-        )["params"]
+        boxed = encoder.boxed_params(config)
         return self.param_shardings(boxed), nn.unbox(boxed)
 
     def param_specs(self, params: Any, logical: Any) -> Any:

@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from sentence_t5 import batching, permutation, prefetching
+from sentence_t5 import batching, permutation, prefetching, text_rows
 from sentence_t5.tokenized import Texts, TokenizedExamples
 
 EOS = 1
@@ -202,13 +202,29 @@ def test_batch_against_brute_force():
 
 def test_long_text_ends_in_eos():
     long = texts([[*range(2, 1002), EOS]])
-    row, _ = batching.pad(long, np.array([0]), 16)
+    row, _ = text_rows.pad(long, np.array([0]), 16)
     assert row.shape == (1, 16)
     assert row[0].tolist() == [*range(2, 17), EOS]
 
 
 def test_empty_text_is_eos_alone():
-    assert batching.pad(texts([[EOS]]), np.array([0]), 3)[0].tolist() == [[EOS, 0, 0]]
+    assert text_rows.pad(texts([[EOS]]), np.array([0]), 3)[0].tolist() == [[EOS, 0, 0]]
+
+
+def test_trimmed_lengths_are_what_padding_leaves():
+    rng = np.random.default_rng(0)
+    sizes = rng.integers(1, 14, 40)
+    some = texts([[*rng.integers(3, 90, size - 1).tolist(), EOS] for size in sizes])
+    for lengths in (None, rng.integers(0, sizes).astype(np.int32)):
+        some = Texts(some.tokens, some.starts, lengths)
+        padded, _ = text_rows.pad(some, np.arange(40), 6)
+        counts = np.count_nonzero(padded, axis=1)
+        assert counts.tolist() == np.minimum(sizes, 6).tolist()
+        wanted = rng.integers(-1, 40, (9, 3))
+        found = text_rows.trimmed_lengths(some, wanted, 6)
+        np.testing.assert_array_equal(found, np.where(wanted < 0, 0, counts[wanted]))
+    none = np.full((2, 3), -1)
+    assert text_rows.trimmed_lengths(texts([]), none, 6).tolist() == [[0] * 3] * 2
 
 
 def test_zero_one_and_five_negatives():

@@ -174,11 +174,24 @@ def test_num_params_counts_what_init_makes(
         num_decoder_layers=3,
     )
     config = encoder_lib.EncoderConfig(t5, pooling, projection_dim)
-    module = encoder_lib.SentenceEncoder(config)
-    shapes = jax.eval_shape(module.init, jax.random.key(0), TOKENS)["params"]
-    leaves = jax.tree.leaves(nn.meta.unbox(shapes))
+    leaves = jax.tree.leaves(nn.meta.unbox(encoder_lib.boxed_params(config)))
     assert sum(leaf.size for leaf in leaves) == config.num_params()
     assert {leaf.dtype for leaf in leaves} == {np.dtype("float32")}
+
+
+def test_boxed_params_are_what_init_draws():
+    config = make_config("decoder_first")
+    drawn = jax.jit(encoder_lib.SentenceEncoder(config).init)(jax.random.key(1), TOKENS)
+    drawn, boxed = drawn["params"], encoder_lib.boxed_params(config)
+    assert nn.get_partition_spec(boxed) == nn.get_partition_spec(drawn)
+    kernel = nn.get_partition_spec(boxed)["projection"]["kernel"]
+    assert tuple(kernel) == ("embed", None)
+    sizes = [
+        jax.tree.map(lambda x: (x.shape, x.dtype), nn.meta.unbox(params))
+        for params in (boxed, drawn)
+    ]
+    assert sizes[0] == sizes[1]
+    assert sizes[0]["projection"]["kernel"][0] == (T5.d_model, 6)
 
 
 @pytest.mark.parametrize(

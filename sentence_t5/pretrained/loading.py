@@ -16,7 +16,6 @@ from typing import Any
 import flax.linen as nn
 import flax.traverse_util
 import jax
-import jax.numpy as jnp
 from etils import epath
 
 from sentence_t5 import checkpoint_files, descriptions
@@ -262,14 +261,9 @@ def abstract_params(config: encoder_lib.EncoderConfig) -> PyTree:
 
 @functools.lru_cache(maxsize=16)
 def _shapes(config: encoder_lib.EncoderConfig) -> PyTree:
-    variables = jax.eval_shape(
-        encoder_lib.SentenceEncoder(config).init,
-        jax.random.key(0),
-        jnp.ones((1, 1), jnp.int32),
-    )
     return jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype),
-        nn.meta.unbox(variables["params"]),
+        nn.meta.unbox(encoder_lib.boxed_params(config)),
     )
 
 
