@@ -341,9 +341,16 @@ MISTAKES = {
     ),
     "no vocabulary": (
         ["--vocabulary=/no/such.model"],
-        ["/no/such.model", "VOCABULARY"],
+        ["/no/such.model", "VOCABULARY_PATH", "--vocabulary"],
     ),
-    "no training file": (["--train_file=/no/pairs.tsv"], ["/no/pairs.tsv"]),
+    "no training file": (
+        ["--train_file=/no/pairs.tsv"],
+        ["/no/pairs.tsv", "--train_file"],
+    ),
+    "no evaluation file": (
+        ["--eval_file=/no/sts.tsv"],
+        ["/no/sts.tsv", "--eval_file"],
+    ),
 }
 
 
