@@ -77,12 +77,18 @@ def whole_steps(model_dir: epath.Path) -> list[int]:
 
 
 def check_engine(model_dir: str | os.PathLike, *, is_t5x: bool) -> None:
-    """Refuses a folder whose checkpoints the other engine saved.
+    """Refuses a folder whose checkpoints the other engine saved, and a file.
 
     Raises:
         ValueError: it holds some; a run would start anew beside them.
+        NotADirectoryError: it is a file.
     """
     folder = absolute(model_dir)
+    if folder.is_file():
+        raise NotADirectoryError(
+            f"model_dir {folder} is a file, expected a folder. Name a folder; it is "
+            "made if it isn't there."
+        )
     other = list_steps(folder / CHECKPOINTS_DIR) if is_t5x else list_t5x_steps(folder)
     if other:
         saved_by, starts = "T5X's train.py", "sentence_t5.train"

@@ -5,11 +5,14 @@
       ─► gin_checks: nothing without effect, nothing missing
       ─► the arguments of ``engine.train``
 
-A mistake on the way is a ``ConfigError``, which ``main`` prints.
+A mistake on the way is a ``ConfigError``, which ``main`` prints; so it does with what
+``train`` refuses. A traceback is left to what nobody foresaw.
 """
 
 import argparse
 import dataclasses
+import dis
+import logging
 import os
 import shlex
 import sys
@@ -28,9 +31,12 @@ from sentence_t5 import (
 )
 from sentence_t5.gin_reader import ConfigError, Key
 
+_logger = logging.getLogger(__name__)
+
 _ROOT = "engine.train"
 # The same function, by the name that T5X gives it.
 _T5X_ROOT = "__main__.train"
+_REFUSED = 1
 _USAGE_ERROR = 2
 
 
@@ -68,10 +74,7 @@ class Config:
         except RecursionError as e:
             raise ConfigError("A reference leads back to itself.") from e
         except (OSError, TypeError, ValueError) as e:
-            # gin appends the call chain, innermost first.
-            message, *calls = str(e).split("\n  In call to configurable ")
-            inside = f" (in {calls[0].split()[0].strip(chr(39))})" if calls else ""
-            raise ConfigError(message.strip() + inside) from e
+            raise ConfigError(_message(e)) from e
 
     def text(self) -> str:
         """Writes what is used as one gin file, defaults included, to repeat the run.
@@ -224,6 +227,44 @@ def make_parser(command: str) -> argparse.ArgumentParser:
     return parser
 
 
+def is_for_the_user(error: Exception) -> bool:
+    """Says whether an error's message is all that whoever ran the command needs.
+
+    It is for what the system refuses (a file, a folder, a disk) and for what a
+    ``raise`` in this package says. The same types are a defect's, which needs its
+    traceback, where another package raises them, or an expression of this one
+    (``None + 1``).
+
+    Args:
+        error: as caught, with its traceback.
+    """
+    from sentence_t5 import preflight, reporting  # Imports JAX.
+
+    if isinstance(error, OSError):
+        return True
+    foreseen = (
+        ValueError,
+        TypeError,
+        preflight.OtherHostError,
+        reporting.NonFiniteError,
+    )
+    if not isinstance(error, foreseen):
+        return False
+    last = error.__traceback__
+    while last.tb_next is not None:
+        last = last.tb_next
+    package = last.tb_frame.f_globals.get("__name__", "").partition(".")[0]
+    instruction = dis.opname[last.tb_frame.f_code.co_code[last.tb_lasti]]
+    return package == "sentence_t5" and instruction == "RAISE_VARARGS"
+
+
+def _message(error: Exception) -> str:
+    """Returns an error's text without the calls that gin appends, innermost first."""
+    message, *calls = str(error).split("\n  In call to configurable ")
+    inside = f" (in {calls[0].split()[0].strip(chr(39))})" if calls else ""
+    return message.strip() + inside
+
+
 def _arguments_together(config: Config) -> dict[str, Any]:
     """Builds the arguments; a file that one host lacks ends all hosts."""
     from sentence_t5 import preflight  # Imports JAX, which --help needn't wait for.
@@ -242,7 +283,8 @@ def main(argv: Sequence[str] | None = None, *, command: str = "train") -> int:
         command: ``train``, or ``config`` to print the configuration instead.
 
     Returns:
-        0, or 2 for a mistake in the files or flags, which is printed.
+        0; 2 for a mistake in the files or flags, 1 for what training refuses. Both are
+        printed, the latter's traceback is logged at DEBUG.
     """
     # TensorFlow only feeds the data: keep its start-up quiet.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -254,9 +296,14 @@ def main(argv: Sequence[str] | None = None, *, command: str = "train") -> int:
             print(config.explain(flags.explain or ""))
             return 0
         distributed.initialize(flags)
-        arguments = _arguments_together(config)
+        engine.train(**_arguments_together(config))
     except ConfigError as error:
         print(f"sentence-t5 {command}: error: {error}", file=sys.stderr)
         return _USAGE_ERROR
-    engine.train(**arguments)
+    except Exception as error:
+        if not is_for_the_user(error):
+            raise
+        _logger.debug("Training was refused here:", exc_info=True)
+        print(f"sentence-t5 {command}: error: {_message(error)}", file=sys.stderr)
+        return _REFUSED
     return 0

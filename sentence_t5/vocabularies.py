@@ -33,8 +33,8 @@ def sentencepiece(path: str, extra_ids: int = 100) -> seqio.SentencePieceVocabul
         tokenizer.Tokenizer(path, extra_ids)
     except FileNotFoundError as error:
         raise FileNotFoundError(
-            f"{error} In a gin file this is `VOCABULARY_PATH`, the `path` of "
-            "`vocabularies.sentencepiece`."
+            f"{error} To `sentence-t5 train` this is --vocabulary; in a gin file "
+            "`VOCABULARY_PATH`, the `path` of `vocabularies.sentencepiece`."
         ) from error
     vocabulary = seqio.SentencePieceVocabulary(path, extra_ids=extra_ids)
     vocabulary.load_model()

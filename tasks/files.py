@@ -140,10 +140,19 @@ def read(
       errors: see `task`.
 
     Raises:
-      ValueError: a bad row, with file and line.
+      ValueError: a bad row, with file and line; or there is no row at all.
     """
+    is_empty = True
     for path in paths:
-        yield from rows(records.Reader(path, errors), columns, on_missing)
+        for row in rows(records.Reader(path, errors), columns, on_missing):
+            is_empty = False
+            yield row
+    if is_empty:
+        raise ValueError(
+            f"{', '.join(paths)}: no row to use. Expected lines of texts below a TSV's "
+            "header, or JSONL objects. Set the task's `path` to another file; "
+            "--train_file and --eval_file set it."
+        )
 
 
 def rows(
@@ -246,7 +255,8 @@ def _check_file(path: str, columns: Columns) -> None:
     """Checks that a file exists and that its first row has the columns."""
     if not tf.io.gfile.exists(path) or tf.io.gfile.isdir(path):
         raise FileNotFoundError(
-            f"No file at {path!r}. Set the task's `path` to a TSV or JSONL file."
+            f"No file at {path!r}. Set the task's `path` to a TSV or JSONL file; "
+            "--train_file and --eval_file set it."
         )
     found = records.Reader(path, "replace").columns()
     needed = [columns.left, columns.right, columns.score, columns.subset]
@@ -256,7 +266,8 @@ def _check_file(path: str, columns: Columns) -> None:
     if missing:
         raise ValueError(
             f"{path}: no column {', '.join(map(repr, missing))}; there are "
-            f"{', '.join(map(repr, found))}. Name the columns in the task."
+            f"{', '.join(map(repr, found))}. Name the columns in the task; of a "
+            "--train_file they are --left, --right and --negatives."
         )
 
 

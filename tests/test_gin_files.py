@@ -1,6 +1,8 @@
 """Gin files: every one builds what it says, and every mistake is named."""
 
 import dataclasses
+import json
+import logging
 import pathlib
 import shutil
 import subprocess
@@ -14,6 +16,7 @@ import numpy as np
 import pytest
 
 from sentence_t5 import (
+    checkpoint_files,
     distributed,
     encoder,
     engine,
@@ -21,6 +24,8 @@ from sentence_t5 import (
     gin_files,
     gin_flags,
     gin_reader,
+    preflight,
+    reporting,
 )
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -336,9 +341,16 @@ MISTAKES = {
     ),
     "no vocabulary": (
         ["--vocabulary=/no/such.model"],
-        ["/no/such.model", "VOCABULARY"],
+        ["/no/such.model", "VOCABULARY_PATH", "--vocabulary"],
     ),
-    "no training file": (["--train_file=/no/pairs.tsv"], ["/no/pairs.tsv"]),
+    "no training file": (
+        ["--train_file=/no/pairs.tsv"],
+        ["/no/pairs.tsv", "--train_file"],
+    ),
+    "no evaluation file": (
+        ["--eval_file=/no/sts.tsv"],
+        ["/no/sts.tsv", "--eval_file"],
+    ),
 }
 
 
@@ -635,6 +647,95 @@ def test_config_command_lists_everything(capsys):
         "LossConfig.logit_scale",
     ):
         assert name in out
+
+
+# --- what training refuses ----------------------------------------------------------
+
+
+def caught(function, *arguments) -> Exception:
+    """Runs a function that must fail; returns the error with its traceback."""
+    try:
+        function(*arguments)
+    except Exception as error:
+        return error
+    raise AssertionError("nothing was raised")
+
+
+def ours(text: str):
+    """Makes a function of this package out of its body."""
+    space = {"preflight": preflight, "reporting": reporting}
+    space["__name__"] = "sentence_t5.made_up"
+    exec(f"def run():\n    {text}", space)
+    return space["run"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "raise ValueError('no')",
+        "raise TypeError('no')",
+        "raise FileNotFoundError('no')",
+        "raise preflight.OtherHostError('no')",
+        "raise reporting.NonFiniteError('no')",
+        "open('/no/such/file')",
+    ],
+)
+def test_what_the_package_refuses_is_for_the_user(text):
+    assert gin_files.is_for_the_user(caught(ours(text)))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "None + 1",
+        "a, b = [1]",
+        "int('x')",
+        "raise RuntimeError('no')",
+        "raise KeyError('no')",
+        "raise FloatingPointError('no')",
+    ],
+)
+def test_a_defect_keeps_its_traceback(text):
+    assert not gin_files.is_for_the_user(caught(ours(text)))
+
+
+def test_what_another_package_refuses_keeps_its_traceback():
+    assert not gin_files.is_for_the_user(caught(json.loads, "{"))
+    assert not gin_files.is_for_the_user(caught(np.reshape, np.zeros(3), (2, 2)))
+
+
+def test_an_error_handed_on_is_told_by_where_it_arose():
+    def hand_on(text):
+        with preflight.together("a test"):
+            ours(text)()
+
+    assert gin_files.is_for_the_user(caught(hand_on, "raise ValueError('no')"))
+    assert not gin_files.is_for_the_user(caught(hand_on, "int('x')"))
+
+
+def test_training_refuses_in_one_line(capsys, caplog, monkeypatch, tmp_path):
+    path = tmp_path / "FILE"
+    path.touch()
+    caplog.set_level(logging.DEBUG, logger="sentence_t5.gin_files")
+    monkeypatch.setattr(logging.getLogger("sentence_t5"), "propagate", True)
+    assert gin_files.main([TINY, f"--model_dir={path}", "--train_steps=1"]) == 1
+    assert capsys.readouterr().err == (
+        f"sentence-t5 train: error: model_dir {path} is a file, expected a folder. "
+        "Name a folder; it is made if it isn't there.\n"
+    )
+    assert "in check_engine" in caplog.text
+    assert gin_files.main([TINY, MODEL_DIR, "--gin.STATS_PERIOD=0"]) == 1
+    assert capsys.readouterr().err == (
+        "sentence-t5 train: error: train.stats_period: got 0, expected 1 or more.\n"
+    )
+
+
+def test_a_defect_in_training_is_not_printed_as_a_message(monkeypatch):
+    monkeypatch.setattr(
+        checkpoint_files, "check_engine", lambda *_, **__: ours("None + 1")()
+    )
+    with pytest.raises(TypeError, match="unsupported operand"):
+        gin_files.main([TINY, MODEL_DIR, "--train_steps=1"])
 
 
 # --- from anywhere ------------------------------------------------------------------

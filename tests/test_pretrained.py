@@ -1001,7 +1001,7 @@ def test_hub_id_is_fetched_or_explained(tmp_path, monkeypatch):
     ):
         pretrained.open_checkpoint("someone/t5")
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(FileNotFoundError, match="pip install huggingface_hub"):
+    with pytest.raises(FileNotFoundError, match=r"pip install 'sentence-t5\[hub\]'"):
         pretrained.open_checkpoint("someone/t5")
 
 

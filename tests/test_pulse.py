@@ -825,7 +825,7 @@ def test_a_learning_rate_out_of_bounds_stops_the_command(tmp_path):
     ended = command_line(tmp_path, tmp_path / "run", "--learning_rate=1e30")
     assert ended.returncode == 1
     last = ended.stderr.strip().splitlines()[-1]
-    assert "NonFiniteError: Step " in last and "last checkpoint is good" in last
+    assert "train: error: Step " in last and "last checkpoint is good" in last
     params, step = params_of(tmp_path / "run")
     assert step == 0
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(params))

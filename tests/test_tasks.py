@@ -291,7 +291,9 @@ def test_missing_columns_and_files_are_found_at_once(tmp_path, vocabulary):
     path = write(tmp_path / "x.tsv", TSV)
     with pytest.raises(ValueError, match="no column 'question'; there are 'anchor', "):
         files.task(path, vocabulary, left="question")
-    with pytest.raises(ValueError, match="no column 'wrong'"):
+    with pytest.raises(
+        ValueError, match=r"no column 'wrong'.* --left, --right and --n"
+    ):
         files.task(path, vocabulary, negatives="wrong")
     with pytest.raises(FileNotFoundError, match=r"absent\.tsv"):
         files.task(str(tmp_path / "absent.tsv"), vocabulary)
@@ -301,6 +303,21 @@ def test_missing_columns_and_files_are_found_at_once(tmp_path, vocabulary):
         files.task(write(tmp_path / "x.csv", TSV), vocabulary)
     with pytest.raises(ValueError, match="on_missing must be one of"):
         files.task(path, vocabulary, on_missing="ignore")
+
+
+def test_files_without_a_row_are_named(tmp_path, vocabulary):
+    paths = [
+        write(tmp_path / "x.tsv", "anchor\tpositive\n"),
+        write(tmp_path / "y.tsv", "anchor\tpositive\n\tb\n"),
+    ]
+    task = files.task(paths, vocabulary, on_missing="drop")
+    with pytest.raises(
+        ValueError, match=r"x.tsv, .*y.tsv: no row to use.*--train_file"
+    ):
+        rows_of(task)
+    more = write(tmp_path / "z.tsv", "anchor\tpositive\na\tb\n")
+    task = files.task([*paths, more], vocabulary, on_missing="drop")
+    assert rows_of(task) == [{"inputs": "a", "targets": "b"}]
 
 
 def test_long_lines_and_many_rows(tmp_path):

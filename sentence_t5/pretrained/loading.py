@@ -301,7 +301,8 @@ def _download(hub_id: str) -> pathlib.Path:
     except ImportError as error:
         raise FileNotFoundError(
             f"There is no folder {hub_id}. If it is the id of a model on the Hugging "
-            "Face hub: pip install huggingface_hub, or download it and name the folder."
+            "Face hub: pip install 'sentence-t5[hub]', or download it and name the "
+            "folder."
         ) from error
     try:
         fetch = huggingface_hub.snapshot_download
