@@ -89,13 +89,12 @@ def choose_negatives(
     """
     firsts = np.asarray(negative_rows[rows])[:, None]
     counts = np.asarray(negative_rows[rows + 1])[:, None] - firsts
-    chosen = np.arange(num, dtype=np.int64)[None]
-    texts = np.where(chosen < counts, firsts + chosen, -1)
-    for index in np.flatnonzero(counts > num):
-        draw = permutation.permute(
-            chosen[0], int(counts[index, 0]), permutation.mix(key, int(rows[index]))
-        )
-        texts[index] = firsts[index] + draw
+    places = np.arange(num, dtype=np.int64)[None]
+    texts = np.where(places < counts, firsts + places, -1)
+    many = np.flatnonzero(counts > num)
+    if many.size and num:
+        keys = permutation.mix(key, rows[many, None])
+        texts[many] = firsts[many] + permutation.permute(places, counts[many], keys)
     return texts
 
 

@@ -69,6 +69,17 @@ def test_permutation_is_pinned():
     assert permutation.mix(0, 1, 2) == 17650578182555822980
 
 
+def test_many_permutations_at_once_are_those_one_by_one():
+    nums = np.array([1, 2, 5, 16, 17, 1000, 10**12])
+    keys = permutation.mix(3, np.arange(7), 2**64 - 1)
+    assert keys.tolist() == [permutation.mix(3, i, 2**64 - 1) for i in range(7)]
+    positions = np.stack([0 * nums, nums // 2, nums - 1], axis=1)
+    at_once = permutation.permute(positions, nums[:, None], keys[:, None])
+    for row, num, key, expected in zip(positions, nums, keys, at_once, strict=True):
+        one = permutation.permute(row, int(num), int(key))
+        np.testing.assert_array_equal(one, expected)
+
+
 def test_permutation_looks_random():
     num, keys = 50, 1500
     where = np.array(

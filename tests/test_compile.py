@@ -295,8 +295,7 @@ def shapes_in_training(setup):
         num_shards=partitioner.num_batch_shards,
         num_chunks=trainer.num_chunks(dataset.batch_size),
     )
-    tokenizer = datasets.tokenizer(dataset)
-    guide = guides.make_guide(trainer.model.loss.guide, partitioner, tokenizer)
+    guide = guides.make_guide(trainer.model.loss.guide, partitioner)
     batch = jax.eval_shape(guide, partitioner.put_batch(batches.batch(0)[0]))
     return shapes_of(batch)
 

@@ -18,7 +18,7 @@ import flax.traverse_util
 import jax
 from etils import epath
 
-from sentence_t5 import checkpoint_files, descriptions
+from sentence_t5 import buckets, checkpoint_files, descriptions
 from sentence_t5 import encoder as encoder_lib
 from sentence_t5 import tokenizer as tokenizer_lib
 from sentence_t5.pretrained import (
@@ -89,7 +89,7 @@ def open_checkpoint(
         ValueError: no format that is read here.
     """
     if remote.is_remote(path):
-        remote.check_reachable(str(path))
+        buckets.check_reachable(str(path))
         folder = epath.Path(path)
         if _is_ours(folder):
             return orbax_files.open_checkpoint(folder, step)
