@@ -623,6 +623,12 @@ def test_explain_names_value_and_origin(capsys):
     assert "Did you mean T5Config.d_model?" in message
 
 
+def test_the_guide_shows_what_explain_prints(capsys):
+    argv = ["--gin_file=gin/st5_base_mean.gin", "--batch_size=9"]
+    assert gin_files.main([*argv, "--explain=BATCH_SIZE"]) == 0
+    assert capsys.readouterr().out in (ROOT / "docs" / "gin.md").read_text()
+
+
 def test_explain_hides_only_defaults_that_are_made_anew(monkeypatch):
     @dataclasses.dataclass
     class Options:
