@@ -36,6 +36,15 @@ _logger = logging.getLogger(__name__)
 _ROOT = "engine.train"
 # The same function, by the name that T5X gives it.
 _T5X_ROOT = "__main__.train"
+# What ``check_values`` builds, and what it gives by position, which gin doesn't
+# evaluate: a name in place of a task that reads data.
+_WITHOUT_DATA = {
+    "model": (),
+    "checkpoint_cfg": (),
+    "train_dataset_cfg": ("not built",),
+    "train_eval_dataset_cfg": ("not built",),
+    "infer_eval_dataset_cfg": ("not built",),
+}
 _REFUSED = 1
 _USAGE_ERROR = 2
 
@@ -75,6 +84,25 @@ class Config:
             raise ConfigError("A reference leads back to itself.") from e
         except (OSError, TypeError, ValueError) as e:
             raise ConfigError(_message(e)) from e
+
+    def check_values(self) -> None:
+        """Builds what needs no data, folder or device, to see whether it is accepted.
+
+        Raises:
+            ConfigError: a value is refused by what it is given to.
+        """
+        references = gin.get_bindings(self.root, resolve_references=False)
+        for parameter, given in _WITHOUT_DATA.items():
+            reference = references.get(parameter)
+            if reference is None:
+                continue
+            try:
+                reference.scoped_configurable_fn(*given)
+            except (TypeError, ValueError) as e:
+                raise ConfigError(_message(e)) from e
+            except RuntimeError:
+                if not self.usage.required:  # Which gin doesn't go on without.
+                    raise
 
     def text(self) -> str:
         """Writes what is used as one gin file, defaults included, to repeat the run.
@@ -294,6 +322,7 @@ def main(argv: Sequence[str] | None = None, *, command: str = "train") -> int:
         config = load(flags)
         if command == "config" or flags.explain is not None:
             print(config.explain(flags.explain or ""))
+            config.check_values()
             return 0
         distributed.initialize(flags)
         engine.train(**_arguments_together(config))

@@ -171,6 +171,11 @@ def _find(folder: pathlib.Path, stem: str) -> pathlib.Path:
     for name in (f"{stem}.jsonl", f"{stem}.jsonl.gz"):
         if (folder / name).is_file():
             return folder / name
+    if not folder.is_dir():
+        raise FileNotFoundError(
+            f"There is no folder {folder}. Expected one in BEIR's layout, which is not "
+            "downloaded by itself (docs/reproduce.md, Data)."
+        )
     raise FileNotFoundError(
         f"There is no {stem}.jsonl in {folder}. Expected BEIR's layout: corpus.jsonl, "
         "queries.jsonl and qrels/<split>.tsv."

@@ -207,7 +207,7 @@ def test_export_refuses(model_dir, tmp_path, capsys):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "x").write_text("")
     assert export.main([str(model_dir), "--output", str(tmp_path / "full")]) == 1
-    assert "is not an empty folder" in capsys.readouterr().err
+    assert "is not an empty folder. Name another folder." in capsys.readouterr().err
     item = model_dir / "checkpoints" / "40" / "params"
     lonely = tmp_path / "lonely"
     item.rename(lonely)

@@ -623,6 +623,12 @@ def test_explain_names_value_and_origin(capsys):
     assert "Did you mean T5Config.d_model?" in message
 
 
+def test_the_guide_shows_what_explain_prints(capsys):
+    argv = ["--gin_file=gin/st5_base_mean.gin", "--batch_size=9"]
+    assert gin_files.main([*argv, "--explain=BATCH_SIZE"]) == 0
+    assert capsys.readouterr().out in (ROOT / "docs" / "gin.md").read_text()
+
+
 def test_explain_hides_only_defaults_that_are_made_anew(monkeypatch):
     @dataclasses.dataclass
     class Options:
@@ -647,6 +653,37 @@ def test_config_command_lists_everything(capsys):
         "LossConfig.logit_scale",
     ):
         assert name in out
+
+
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        (
+            "T5Config.dropout_rate=1.5",
+            "T5Config.dropout_rate: got 1.5, expected in [0,",
+        ),
+        ("LossConfig.logit_scale=-1.0", "LossConfig.logit_scale: got -1.0, expected"),
+        ("BATCH_SIZE=0", "batch_size must be at least 1, got 0"),
+        ("engine.checkpoints.keep=-1", "CheckpointConfig.keep: got -1, expected"),
+    ],
+)
+def test_config_command_finds_values_that_training_refuses(capsys, flag, message):
+    assert gin_files.main([TINY, f"--gin.{flag}"], command="config") == 2
+    printed = capsys.readouterr()
+    assert (
+        flag.split("=")[0] in printed.out
+    )  # Where it comes from is said all the same.
+    assert printed.err.startswith("sentence-t5 config: error: ")
+    assert message in printed.err
+
+
+def test_config_command_needs_no_data(capsys):
+    argv = [TINY, "--train_file=/no/pairs.tsv", "--eval_file=/no/sts.tsv"]
+    assert gin_files.main(argv, command="config") == 0
+    for path in sorted((ROOT / "gin" / "recipes").glob("*.gin")):
+        argv = ["--gin_file=gin/st5_tiny_mean.gin", f"--gin_file={path}"]
+        assert gin_files.main(argv, command="config") == 0, capsys.readouterr().err
+        gin.clear_config()
 
 
 # --- what training refuses ----------------------------------------------------------

@@ -329,6 +329,8 @@ def test_the_command_names_mistakes(fake_model, tmp_path, capsys):
     assert "The ranks 99 to 100 can't give 5 negatives" in capsys.readouterr().err
     assert mine.main(["--model_dir=m", f"--beir={tmp_path}", "--output=x.jsonl"]) == 1
     assert "Expected BEIR's layout" in capsys.readouterr().err
+    assert mine.main(["--model_dir=m", "--beir=scifact", "--output=x.jsonl"]) == 1
+    assert "There is no folder scifact. Expected one in BEI" in capsys.readouterr().err
 
 
 def test_lines_that_were_moved_away_are_made_again(tmp_path):

@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import io
 import json
+import logging
 import os
 import pathlib
 import pickle
@@ -1020,10 +1021,11 @@ def importable(tmp_path_factory):
     return folder
 
 
-def test_import_makes_a_model_that_encodes(importable, tmp_path, capsys):
+def test_import_makes_a_model_that_encodes(importable, tmp_path, capsys, caplog):
     model_dir = tmp_path / "model"
     command = [str(importable), "--model_dir", str(model_dir)]
     assert import_weights.main(command) == 0
+    assert not [r for r in caplog.records if r.levelno >= logging.WARNING]
     assert "loaded: 12 arrays" in capsys.readouterr().out
     model = inference.SentenceT5.load(model_dir)
     assert model.max_length == 48

@@ -42,7 +42,9 @@ def export(
         )
     folder = pathlib.Path(output)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise FileExistsError(f"{folder} exists and is not an empty folder.")
+        raise FileExistsError(
+            f"{folder} exists and is not an empty folder. Name another folder."
+        )
     source = pretrained.open_checkpoint(path, step)
     if source.config is None:
         raise ValueError(

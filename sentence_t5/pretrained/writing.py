@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import flax.traverse_util
+import jax
 import orbax.checkpoint as ocp
 
 from sentence_t5 import checkpoint_files
@@ -46,7 +47,9 @@ def write_step(
     """
     folder = checkpoint_files.absolute(model_dir) / checkpoint_files.CHECKPOINTS_DIR
     registry = ocp.type_handlers.create_type_handler_registry(
-        (tensors.Tensor, _OneByOne())
+        (tensors.Tensor, _OneByOne()),
+        # None is written; without a handler, and of it, Orbax warns.
+        (jax.Array, ocp.type_handlers.ArrayHandler(array_metadata_store=None)),
     )
     items = {
         checkpoint_files.PARAMS: ocp.PyTreeCheckpointHandler(
