@@ -11,11 +11,11 @@ A mistake on the way is a ``ConfigError``, which ``main`` prints; so it does wit
 
 import argparse
 import dataclasses
-import dis
 import logging
 import os
 import shlex
 import sys
+import traceback
 from collections.abc import Sequence
 from typing import Any
 
@@ -258,10 +258,9 @@ def make_parser(command: str) -> argparse.ArgumentParser:
 def is_for_the_user(error: Exception) -> bool:
     """Says whether an error's message is all that whoever ran the command needs.
 
-    It is for what the system refuses (a file, a folder, a disk) and for what a
-    ``raise`` in this package says. The same types are a defect's, which needs its
-    traceback, where another package raises them, or an expression of this one
-    (``None + 1``).
+    It is for what the system refuses (a file, a folder, a disk) and for the values that
+    this package refuses. Errors of other packages, and of other types, are a defect's,
+    which needs its traceback.
 
     Args:
         error: as caught, with its traceback.
@@ -270,20 +269,11 @@ def is_for_the_user(error: Exception) -> bool:
 
     if isinstance(error, OSError):
         return True
-    foreseen = (
-        ValueError,
-        TypeError,
-        preflight.OtherHostError,
-        reporting.NonFiniteError,
-    )
-    if not isinstance(error, foreseen):
+    refusals = (ValueError, preflight.OtherHostError, reporting.NonFiniteError)
+    if not isinstance(error, refusals):
         return False
-    last = error.__traceback__
-    while last.tb_next is not None:
-        last = last.tb_next
-    package = last.tb_frame.f_globals.get("__name__", "").partition(".")[0]
-    instruction = dis.opname[last.tb_frame.f_code.co_code[last.tb_lasti]]
-    return package == "sentence_t5" and instruction == "RAISE_VARARGS"
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return frame.f_globals.get("__name__", "").partition(".")[0] == "sentence_t5"
 
 
 def _message(error: Exception) -> str:

@@ -700,7 +700,7 @@ def caught(function, *arguments) -> Exception:
 
 def ours(text: str):
     """Makes a function of this package out of its body."""
-    space = {"preflight": preflight, "reporting": reporting}
+    space = {"preflight": preflight, "reporting": reporting, "json": json}
     space["__name__"] = "sentence_t5.made_up"
     exec(f"def run():\n    {text}", space)
     return space["run"]
@@ -710,7 +710,6 @@ def ours(text: str):
     "text",
     [
         "raise ValueError('no')",
-        "raise TypeError('no')",
         "raise FileNotFoundError('no')",
         "raise preflight.OtherHostError('no')",
         "raise reporting.NonFiniteError('no')",
@@ -725,8 +724,6 @@ def test_what_the_package_refuses_is_for_the_user(text):
     "text",
     [
         "None + 1",
-        "a, b = [1]",
-        "int('x')",
         "raise RuntimeError('no')",
         "raise KeyError('no')",
         "raise FloatingPointError('no')",
@@ -747,7 +744,7 @@ def test_an_error_handed_on_is_told_by_where_it_arose():
             ours(text)()
 
     assert gin_files.is_for_the_user(caught(hand_on, "raise ValueError('no')"))
-    assert not gin_files.is_for_the_user(caught(hand_on, "int('x')"))
+    assert not gin_files.is_for_the_user(caught(hand_on, "json.loads('{')"))
 
 
 def test_training_refuses_in_one_line(capsys, caplog, monkeypatch, tmp_path):
