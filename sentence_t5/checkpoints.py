@@ -304,32 +304,32 @@ class Checkpointer:
         """
         for step in reversed(self.all_steps()):
             try:
-                return self._check(
-                    self.directory / str(step), abstract_params, abstract_train
-                )
+                step_dir = self.directory / str(step)
+                self._check(step_dir, abstract_params, abstract_train)
+                return _restore_items(step_dir, meta=ocp.args.JsonRestore()).meta
             except _DamagedError:
                 continue
         return None
 
-    def _check(self, step_dir, abstract_params, abstract_train) -> dict[str, Any]:
-        """Checks one step's trees, and returns its meta."""
+    def _check(self, step_dir, abstract_params, abstract_train) -> None:
+        """Compares one step's trees with those wanted; reads no arrays."""
         wanted = {files.PARAMS: abstract_params, files.TRAIN: abstract_train}
         stored = _read_together(
             lambda: {item: _stored_tree(step_dir / item) for item in wanted}
         )
         for item, tree in wanted.items():
             check_tree(step_dir / item, stored[item], tree)
-        return _restore_items(step_dir, meta=ocp.args.JsonRestore()).meta
 
     def _restore(self, step_dir, abstract_params, abstract_train):
         """Restores one step; raises _DamagedError on all processes if one can't."""
-        meta = self._check(step_dir, abstract_params, abstract_train)
+        self._check(step_dir, abstract_params, abstract_train)
         restored = _restore_items(
             step_dir,
             params=ocp.args.StandardRestore(abstract_params),
             train=ocp.args.StandardRestore(abstract_train),
+            meta=ocp.args.JsonRestore(),
         )
-        return restored.params, restored.train, meta
+        return restored.params, restored.train, restored.meta
 
     def _clear_away(self) -> None:
         """Removes interrupted saves and sets folders aside that are not checkpoints."""

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sentence_t5 import inference, progress, vector_files
+from sentence_t5 import inference, progress, vector_files, whole_files
 
 _logger = logging.getLogger(__name__)
 
@@ -119,9 +119,7 @@ def _open(folder: pathlib.Path, shape: tuple[int, int]) -> tuple[np.memmap, int]
 
 
 def _write_progress(folder: pathlib.Path, done: int) -> None:
-    temporary = folder / "progress.json.tmp"
-    temporary.write_text(json.dumps({"done": done}))
-    temporary.replace(folder / "progress.json")
+    whole_files.write(folder / "progress.json", json.dumps({"done": done}).encode())
 
 
 def _key(model, texts, prompt, max_length, part_texts) -> str:

@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from sentence_t5 import whole_files
+
 _FILE = "fits.json"
 
 
@@ -53,6 +55,4 @@ class _Kept(dict):
 
     def __setitem__(self, name: str, numbers: Sequence[float]) -> None:
         super().__setitem__(name, numbers)
-        temporary = self._path.with_suffix(".tmp")
-        temporary.write_text(json.dumps(self))
-        temporary.replace(self._path)
+        whole_files.write(self._path, json.dumps(self).encode())

@@ -132,18 +132,13 @@ class Lines:
         self._note(size)
 
     def _note(self, size: int) -> None:
-        temporary = self._progress.with_suffix(".tmp")
-        temporary.write_text(
-            json.dumps(
-                {
-                    "settings": self._settings,
-                    "queries": self.num_queries,
-                    "bytes": size,
-                    "counts": self.counts,
-                }
-            )
-        )
-        temporary.replace(self._progress)
+        progress = {
+            "settings": self._settings,
+            "queries": self.num_queries,
+            "bytes": size,
+            "counts": self.counts,
+        }
+        whole_files.write(self._progress, json.dumps(progress).encode())
 
     def finish(self, *, packed: bool) -> pathlib.Path:
         """Returns the file of all lines, gzipped if asked, to be moved to its place."""

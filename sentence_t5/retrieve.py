@@ -86,8 +86,7 @@ class Options:
                 f"similarity: got {self.similarity!r}, expected {encoder.COSINE!r}, "
                 f"{encoder.DOT!r} or None."
             )
-        if self.depth < 1:
-            raise ValueError(f"depth: got {self.depth}, expected 1 or more.")
+        options_lib.check_positive("depth", self.depth)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import sentencepiece
 from etils import epath
 
-from sentence_t5 import buckets, names
+from sentence_t5 import buckets, names, options
 
 _USER_DEFINED = 4  # sentencepiece's ModelProto.SentencePiece.Type
 
@@ -127,8 +127,7 @@ class Tokenizer:
 
 def trim(row: list[int], max_length: int) -> list[int]:
     """Cuts a row to ``max_length`` ids whose last one is EOS."""
-    if max_length < 1:
-        raise ValueError(f"max_length: got {max_length}, expected 1 or more.")
+    options.check_positive("max_length", max_length)
     if len(row) <= max_length:
         return row
     return [*row[: max_length - 1], names.EOS_ID]

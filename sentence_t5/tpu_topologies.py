@@ -17,6 +17,8 @@ from collections.abc import Sequence
 import jax
 from jax.experimental import topologies
 
+from sentence_t5 import options as options_lib
+
 _DOCS = "https://cloud.google.com/tpu/docs"
 
 
@@ -124,8 +126,7 @@ def parse(name: str, num_slices: int = 1) -> Topology:
             f"Topology {name!r}: a slice of {chip.name} has {chip.num_axes} axes, such "
             f"as {chip.name}:{example}."
         )
-    if num_slices < 1:
-        raise ValueError(f"num_slices: got {num_slices}, expected 1 or more.")
+    options_lib.check_positive("num_slices", num_slices)
     return Topology(chip, shape, num_slices)
 
 

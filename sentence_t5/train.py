@@ -29,6 +29,7 @@ from sentence_t5 import (
     data_record,
     datasets,
     guides,
+    options,
     packing,
     partitioning,
     preflight,
@@ -100,8 +101,7 @@ def train(
         Preempted: SIGTERM came; this step was saved.
     """
     for name, value in (("eval_period", eval_period), ("stats_period", stats_period)):
-        if value < 1:
-            raise ValueError(f"train.{name}: got {value}, expected 1 or more.")
+        options.check_positive(f"train.{name}", value)
     profiler = training_loop.Profiler(model_dir, profile_steps)
     keep_compiled(compilation_cache_dir)
     checkpoint_files.check_engine(model_dir, is_t5x=False)
